@@ -237,6 +237,7 @@ class Agent:
             self.claims.holdings,
             dra_offer,
             news,
+            self.claims.unwritable,
         )
 
     def _follow_changes(self) -> None:

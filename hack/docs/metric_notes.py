@@ -290,7 +290,8 @@ AGENT: dict[str, Note] = {
     "transceiver_bias_current_amperes": Note(
         "Rises as a laser ages: compare with the other lanes and with the limit.",
         peers="transceiver_laser_bias_current_milliamperes", rules="optics_laser"),
-    "transceiver_ready": Note("0 on a link that should be up: the module is in low power or has a fault."),
+    "transceiver_ready": Note(
+        "0 on a link that should be up: the module is in low power or has a fault.", rules="optics_laser"),
     "transceiver_threshold": Note(
         "Draw them with the sensor; the rules prefer them to the configured limits. By default those that alerts "
         "compare with, all with `web.opticsLimits: all`.", peers="transceiver_*_threshold_*",

@@ -48,6 +48,20 @@ def replace_file(
         raise
 
 
+def try_writing(folder: Path, size: int, folder_mode: int = PRIVATE_FOLDER) -> None:
+    """Write a file of ``size`` bytes into the folder and remove it. Blocks; raises ``OSError`` with the folder's name.
+
+    Free blocks and permissions alone prove nothing: quotas, and blocks reserved for root, count too.
+    """
+    trial = folder / f".nodeagent.{os.urandom(4).hex()}.trial"
+    try:
+        replace_file(trial, b"\n" * size, folder_mode=folder_mode)
+        trial.unlink()
+    except OSError as error:
+        error.filename = str(folder)
+        raise
+
+
 def replace_changed_file(
     path: Path, content: bytes, *, mode: int = 0o600, folder_mode: int = PRIVATE_FOLDER, durable: bool = False
 ) -> bool:

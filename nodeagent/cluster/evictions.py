@@ -144,7 +144,11 @@ class EvictionQueue:
 
     def observe(self, causes: Causes, now: float) -> None:
         before = self.causes
-        others = {pod for pod in before.keys() & causes if before[pod].uid not in ("", causes[pod].uid)}
+        others = {
+            pod
+            for pod in before.keys() & causes
+            if before[pod].uid not in ("", *(one.uid for one in (causes[pod], *causes[pod].more)))
+        }
         """The pods whose names others have now."""
         began: dict[tuple[PodName, str], float] = {}
         self.causes, self.since = {}, {}
@@ -330,7 +334,9 @@ class Evictions:
                 now = time.monotonic()
                 if not (error.refused or over_budget(error)):
                     return self._retry.failed(error, now)
-                if not (error.missing or error.conflict) or await self._runs(pod, cause):
+                if error.missing or names_another_pod(error):
+                    self._has_ended(pod, cause)
+                else:
                     self._refused(pod, error, now)
             else:
                 self._evicted(pod, time.monotonic(), is_tainted=is_tainted)
@@ -348,14 +354,17 @@ class Evictions:
                 raise
             return True  # an eviction needs no right to read: the server compares the UID
         if found is None or found.uid != cause.uid or found.has_ended:
-            log.info("A pod has ended before its eviction. pod=%s/%s uid=%s", *pod, cause.uid)
-            self.queue.not_before[pod] = time.monotonic() + self._budget_s
-            if self._pods is not None:
-                self._pods.forget(HeldDevice(*pod, cause.about))
+            self._has_ended(pod, cause)
             return False
         if found.ends:
             self.queue.not_before[pod] = time.monotonic() + AGAIN_S
         return not found.ends
+
+    def _has_ended(self, pod: PodName, cause: EvictionCause) -> None:
+        log.info("A pod has ended before its eviction. pod=%s/%s uid=%s", *pod, cause.uid)
+        self.queue.not_before[pod] = time.monotonic() + self._budget_s
+        if self._pods is not None:
+            self._pods.forget(HeldDevice(*pod, cause.about))
 
     def _ask_for_taint(self, snapshot: Snapshot) -> float:
         """Ask for the taint of the Node if it is time. Return the seconds until it may be."""
@@ -440,3 +449,8 @@ def over_budget(error: ApiError) -> bool:
     """Whether a disruption budget refuses the eviction (429), or there are several (500); a busy server answers these
     too."""
     return error.status is not None and re.search("disruption ?budget", error.message, re.I) is not None
+
+
+def names_another_pod(error: ApiError) -> bool:
+    """Whether the pod with the UID of the eviction is gone, and another one has its name."""
+    return error.conflict and "UID in" in error.message and "precondition" in error.message

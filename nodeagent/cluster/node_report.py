@@ -58,8 +58,10 @@ from nodeagent.fabric.nodelinks import (
     VfHolder,
     convert,
 )
+from nodeagent.facts.card_identity import card_identity, ethernet_mac, node_guid
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import (
+    INFINIBAND,
     LINK_STATES,
     Function,
     Identifier,
@@ -89,7 +91,6 @@ FINE_TRIES = 3
 """After so many, a link with a refused part is left out as a whole."""
 
 COMPUTE = "compute"
-INFINIBAND = "infiniband"
 
 Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
@@ -227,6 +228,9 @@ def _link(
         netdev=netdev or (last.netdev if last else None),
         pci_address=function.pci_address,
         mac=(link.mac if link else None) or (last.mac if last else None),
+        node_guid=(card_identity(function, link) or (last.node_guid if last else None))
+        if is_infiniband
+        else None,
         link_type=INFINIBAND if is_infiniband else None,
         rdma_device=function.rdma.device if is_infiniband and function.rdma else None,
         fabric=COMPUTE if rail is not None and not (link and link.default_route) else None,
@@ -512,11 +516,15 @@ HELD_VFS_MAX = 128
 def vf_holders(
     snapshot: Snapshot, names: Mapping[str, str], before: NodeLinks | None, stamp: str
 ) -> tuple[VfHolder, ...]:
-    """The pods with VFs, in the order of their names. ``names``: the names of the links by the address of the PF."""
+    """The pods with VFs, in the order of their names. ``names``: the names of the links by the address of the PF.
+
+    A pod of the same name with other VFs is another pod."""
     last = () if before is None else before.holders
     if snapshot.holdings is None:
         return last
-    since = {(holder.namespace, holder.pod): holder.since for holder in last}
+    since = {
+        (holder.namespace, holder.pod, vf.pci_address): holder.since for holder in last for vf in holder.vfs
+    }
     links = {
         function.pci_address: names[function.parent]
         for function in snapshot.functions
@@ -532,7 +540,9 @@ def vf_holders(
             namespace=namespace,
             pod=pod,
             vfs=tuple(HeldVf(link=link, pci_address=id_) for link, id_ in sorted(vfs)[:HELD_VFS_MAX]),
-            since=since.get((namespace, pod), stamp),
+            since=min(
+                (since[key] for _, id_ in vfs if (key := (namespace, pod, id_)) in since), default=stamp
+            ),
         )
         for (namespace, pod), vfs in sorted(held.items())[:HOLDERS_MAX]
     )
@@ -541,7 +551,6 @@ def vf_holders(
 REPORT_S = 3.0
 RAIL_MAX = 255
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
-_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 async def read_rails(access: Access, node: str) -> tuple[Rail, ...]:
@@ -581,21 +590,18 @@ def rails_of(report: NodeLinks) -> tuple[Rail, ...]:
     """Return the rails that the report has without a contradiction. A number may occur once for each selection. A rail
     without a valid number and PCI address, or at an address that another link has too, is left out.
 
-    A MAC address is that of the netdev: where a bond has changed it, no card has it, and the PCI address decides.
+    A MAC address is that of the netdev: where a bond has changed it, no card has it, and the PCI address decides. So it
+    does for an InfiniBand link in the report of an agent that gave no GUID.
     """
-    found = list(_valid(report))
-    addresses = Counter(link.pci_address for link in found)
-    macs = Counter(link.mac for link in found)
+    found = [(link, node_guid(link.node_guid) or ethernet_mac(link.mac)) for link in _valid(report)]
+    addresses = Counter(link.pci_address for link, _ in found)
+    cards = Counter(card for _, card in found)
     rails = (
-        Rail(link.rail, link.pci_address, link.mac if link.mac and macs[link.mac] == 1 else None)
-        for link in found
+        Rail(link.rail, link.pci_address, card if cards[card] == 1 else None)
+        for link, card in found
         if link.rail is not None and addresses[link.pci_address] == 1
     )
-    valid = (
-        rail if _MAC.fullmatch(rail.permanent_mac or "") else Rail(rail.number, rail.pci_address)
-        for rail in rails
-    )
-    return tuple(sorted(valid, key=lambda rail: rail.number))
+    return tuple(sorted(rails, key=lambda rail: rail.number))
 
 
 def _valid(report: NodeLinks) -> Iterator[NodeLink]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -41,6 +42,8 @@ from nodeagent.rails.rail_views import BurstRail, BurstResult, PartnerView, Rail
 log = logging.getLogger(__name__)
 
 FIRST_S, READ_S = 60.0, 600.0
+NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""The names that a Node can have, a DNS subdomain; nobody is asked about others."""
 NETLINK_S = 2.0
 
 
@@ -120,15 +123,20 @@ class RailWatch:
         self._samples = tuple(rail_sample(rail, at, unix - now) for rail in probes.rails.values())
         self._take_samples(self._samples)
 
-    async def _addresses(self, node: str) -> frozenset[str]:
-        """The addresses of a node's rails, by its own report; none without one."""
-        if self._reports is None or not node.strip("."):
+    async def _addresses(self, node: str) -> frozenset[str] | None:
+        """The addresses of a node's rails, by its own report: none without one, ``None`` if it cannot be read now."""
+        if self._reports is None or NODE_NAME.fullmatch(node) is None:
             return frozenset()
         try:
             links = (await self._reports(node)).links
-        except (ApiError, ReportError) as error:
+        except ReportError as error:
             log.info("A check of the rails is not answered. node=%r reason=%r", node, str(error))
             return frozenset()
+        except ApiError as error:
+            if error.missing:  # anybody can make up names
+                return frozenset()
+            log.info("A check of the rails is not answered. node=%r reason=%r", node, str(error))
+            return None
         return frozenset(one.partition("/")[0] for link in links for one in link.addresses)
 
     async def check(self, node: str, to: str, seconds: float) -> BurstResult:

@@ -78,12 +78,12 @@ def _cordon(options: argparse.Namespace) -> int:
     author, reason = one_line(options.author or getpass.getuser(), 64), one_line(options.reason, REASON_MAX)
     found = {names[name.lower()] for name in options.device}
     new = tuple(
-        Cordon(it.device, it.name, rfc3339(time.time()), author, reason, it.mac)
+        Cordon(it.device, it.name, rfc3339(time.time()), author, reason, it.identity)
         for it in sorted(found, key=lambda it: it.name)
     )
     with _alone(config, options):
         file, cordons = _stored(config, options, aside=True)
-        kept = tuple(it for it in cordons if not any(it.is_of(one.device, one.mac) for one in new))
+        kept = tuple(it for it in cordons if not any(it.is_of(one.device, one.identity) for one in new))
         file.write(CordonsFile(cordons=(*kept, *new)))
     said = tell(
         "\n".join(
@@ -109,7 +109,7 @@ def _uncordon(options: argparse.Namespace) -> int:
         if others := wanted - {key for it in ended for key in _keys(it)}:
             names = device_names(config, options.root)
             of = {
-                name: [it for it in cordons if it.is_of(device.device, device.mac)]
+                name: [it for it in cordons if it.is_of(device.device, device.identity)]
                 for name in others
                 if (device := names.get(name)) is not None
             }
@@ -130,7 +130,7 @@ def _uncordon(options: argparse.Namespace) -> int:
 
 
 def _keys(cordon: Cordon) -> set[str]:
-    return {key.lower() for key in (cordon.name, cordon.device, cordon.mac) if key}
+    return {key.lower() for key in (cordon.name, cordon.device, cordon.identity) if key}
 
 
 def _alone(config: Config, options: argparse.Namespace) -> AbstractContextManager[None]:

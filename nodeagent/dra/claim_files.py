@@ -23,7 +23,13 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_changed_file
+from nodeagent.base.file_writing import (
+    PRIVATE_FOLDER,
+    PUBLIC_FOLDER,
+    replace_changed_file,
+    try_writing,
+    unwritable_because,
+)
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.stored_file import SIZE_MAX, StoredForm
 from nodeagent.dra.claim_preparation import CDI_KIND, valid_uid
@@ -37,6 +43,8 @@ SPEC_PREFIX = "nodeagent-claim-"
 ANNOTATIONS_MAX = 256 * 1024
 """Bytes of all annotations of a CDI spec with their keys; runtimes refuse a spec with more
 (tags.cncf.io/container-device-interface, internal/validation/k8s/objectmeta.go)."""
+TRIAL_SIZE = 16 * 1024
+"""Bytes of a trial. The record of a claim with eight VFs and a share of a GPU has some 6 KB, its spec as much again."""
 PUBLIC = {"mode": 0o644, "folder_mode": PUBLIC_FOLDER}
 _ANNOTATION = "nodeagent.io/record"
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -82,6 +90,11 @@ class ClaimFiles:
         self.written: dict[str, str] = {}
         """The allocation of each claim whose files are on the disk, by its UID."""
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the records."""
+        return self._records
+
     def read(self) -> list[PreparedClaim]:
         """Return the records of this boot, and remove those of an earlier one. Another agent may still write records.
 
@@ -117,6 +130,23 @@ class ClaimFiles:
             _replace(self._spec(claim.uid), cdi.text(document).encode(), **PUBLIC)
             self._device_info.write(claim.device_info)
         self.written[claim.uid] = claim.allocation
+
+    def try_writing(self, *, thorough: bool) -> None:
+        """Find out whether the files of one more claim can be written. Raises ``OSError`` with the name of the folder.
+
+        Where nothing speaks against it no file is made, unless ``thorough``: runtimes read all CDI specs again when one
+        comes or goes.
+        """
+        folders = [(self._records, PRIVATE_FOLDER), (self._specs, PUBLIC_FOLDER)]
+        if self.new_metadata is not None:
+            folders.append((self._metadata, PUBLIC_FOLDER))
+        for folder, mode in folders:
+            try:
+                due = thorough or unwritable_because(folder) is not None
+            except OSError:  # it is made for the first claim, or something is in its place
+                due = True
+            if due:
+                try_writing(folder, TRIAL_SIZE, mode)
 
     def write_record(self, claim: PreparedClaim) -> bytes:
         """Write the record alone, and return its text: what is made for the claim afterwards is known from then on.

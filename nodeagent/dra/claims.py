@@ -26,6 +26,7 @@ from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_mig import ClaimMig, NothingMade
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
+from nodeagent.dra.claim_writes import ClaimWrites
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings, with_mig, without_conflicts
 from nodeagent.dra.resource_claim import ResourceClaim
@@ -81,7 +82,7 @@ class PreparedClaims:
         """By the UID of the claim."""
         self.conflicts = 0
         """Claims that were refused because another claim or pod held their devices."""
-        self._node, self._offer, self._files, self._calls = node, offer, files, calls
+        self._node, self._offer, self._files = node, offer, files
         self._read_claim, self._on_change, self._now = read_claim, on_change, now
         self._preparing: dict[str, set[object]] = {}
         """The calls that prepare a claim now. Unprepare empties them."""
@@ -91,6 +92,7 @@ class PreparedClaims:
         """Set, and replaced by another one, when a claim ends."""
         self._sequence = 0
         self._mig = mig
+        self.writes = ClaimWrites(files, calls, self._changed)
 
     @property
     def written(self) -> dict[str, PreparedClaim]:
@@ -104,7 +106,7 @@ class PreparedClaims:
 
     async def load(self) -> None:
         """Read the records of an earlier agent. Raises ``OSError`` and ``Unanswered``."""
-        self.take(await self._calls.run(self._files.read))
+        self.take(await self.writes.calls.run(self._files.read))
 
     def take(self, found: Iterable[PreparedClaim]) -> None:
         """Take the records of an earlier agent."""
@@ -202,7 +204,7 @@ class PreparedClaims:
     async def remove_leftovers(self) -> None:
         """Remove files of claims without a record."""
         async with self._files.lock:
-            await _tidy(self._calls, self._files.remove_others, frozenset(self.records))
+            await _tidy(self.writes.calls, self._files.remove_others, frozenset(self.records))
 
     async def follow(self) -> None:
         """Compare at the start, then regularly and soon after a conflict, until cancelled."""
@@ -340,8 +342,7 @@ class PreparedClaims:
             raise Refused("this agent has no access to the GPU driver, which makes MIG devices")
 
         async def write_record() -> None:
-            async with self._files.lock:
-                await self._calls.run(self._files.write_record, current)
+            await self.writes.write_record(current)
 
         async with self._mig.lock:
             current = _current(self.records, record)  # another call may have made them
@@ -355,8 +356,7 @@ class PreparedClaims:
             self._changed()
 
     async def _write(self, record: PreparedClaim) -> None:
-        async with self._files.lock:
-            await self._calls.run(self._files.write, _current(self.records, record))
+        await self.writes.write(lambda: _current(self.records, record))
         self._offer.wake()
 
     async def _end(self, record: PreparedClaim) -> None:
@@ -373,7 +373,7 @@ class PreparedClaims:
         self._changed()
         async with self._files.lock:
             if record.uid not in self.records:
-                await _tidy(self._calls, self._files.remove, record)
+                await _tidy(self.writes.calls, self._files.remove, record)
 
     def _changed(self) -> None:
         if self._mig is not None:

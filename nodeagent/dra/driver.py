@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,6 +181,8 @@ class DraDriver:
                 tasks = [asyncio.create_task(keep("dra-service", service.run))]
                 if self._client is not None:
                     tasks.append(asyncio.create_task(keep("dra-claims", self.claims.follow)))
+                    files = partial(self.claims.writes.follow, lambda: self.claims.records)
+                    tasks.append(asyncio.create_task(keep("dra-files", files)))
                 try:
                     while self._needed:
                         await self._while(needed=True)

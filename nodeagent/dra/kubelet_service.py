@@ -50,6 +50,8 @@ HEALTH_S = 10.0
 """The kubelet takes the health for unknown after 30 s without a message (healthinfo.go)."""
 MESSAGE_MAX = 1024  # bytes of the message of a device's health
 LOOK_S = 5.0
+UNWATCHED_S = 30.0
+"""A kubelet that knows the driver opens its stream of health again every 5 s (dra_plugin_manager.go)."""
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
 
 
@@ -67,6 +69,11 @@ class DraService:
         self._node, self._claims, self._offer, self._stats = node, claims, offer, stats
         self._service, self._registration = UnixServer(), UnixServer()
         self._wake = asyncio.Event()
+        self._watchers = 0
+        """The streams of health that are open."""
+        self._unwatched_since: float | None = None
+        """When the last one ended; ``None`` while one is open, and if the kubelet that registered the driver has opened
+        none: before 1.36 it watches no health, later it does not without ``ResourceHealthStatus``."""
 
     @property
     def _endpoint(self) -> Path:
@@ -110,9 +117,15 @@ class DraService:
             await self.stop()
             make_folder(self.folder, 0o750)
             await self._service.start(self._endpoint, tuple(self._handlers()))
-        if not self._registration.intact():
+        unwatched_since, now = self._unwatched_since, time.monotonic()
+        dropped = self.registered and unwatched_since is not None and now - unwatched_since >= UNWATCHED_S
+        if dropped:
+            self._refused(
+                "the kubelet has stopped to watch the health of its devices, so it may have dropped it"
+            )
+        if dropped or not self._registration.intact():
             await self._registration.stop()
-            self.registered = False
+            self.registered, self._unwatched_since = False, None
             await self._registration.start(
                 self._registry / f"{DRIVER}-reg.sock", (self._registration_handler(),)
             )
@@ -147,6 +160,7 @@ class DraService:
             if status.plugin_registered:
                 log.info("The DRA driver is registered. driver=%s", DRIVER)
                 self.registered, self.reason = True, ""
+                self._unwatched_since = None  # this kubelet may watch no health
             else:
                 self._refused(status.error or "the kubelet gave no reason")
             return b""
@@ -237,12 +251,18 @@ class DraService:
 
     def _health_handler(self, version: str, pb: ModuleType) -> grpc.GenericRpcHandler:
         async def watch(_request: bytes, _context: Any) -> AsyncIterator[bytes]:
-            while True:
-                revision = self._offer.revision
-                yield self._health(pb)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(HEALTH_S):
-                        await self._offer.changed(revision)
+            self._watchers, self._unwatched_since = self._watchers + 1, None
+            try:
+                while True:
+                    revision = self._offer.revision
+                    yield self._health(pb)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(HEALTH_S):
+                            await self._offer.changed(revision)
+            finally:
+                self._watchers -= 1
+                if not self._watchers:
+                    self._unwatched_since = time.monotonic()
 
         return grpc.method_handlers_generic_handler(
             f"{version}.DRAResourceHealth",

@@ -95,8 +95,9 @@ class RailLeg(Wire, frozen=True, kw_only=True):
 
 class NodeLink(Wire, frozen=True, kw_only=True):
     """One link. ``fabric`` and ``rail`` are assigned by the node; ``rail`` counts from 0. ``link_type`` is
-    ``infiniband``, or absent for Ethernet; ``rdma_device`` is that of an InfiniBand link. ``reason_details`` has a
-    sentence for each of ``reasons``, in their order: the value that started the fault beside its threshold.
+    ``infiniband``, or absent for Ethernet; ``rdma_device`` and ``node_guid`` are those of an InfiniBand link.
+    ``reason_details`` has a sentence for each of ``reasons``, in their order: the value that started the fault beside
+    its threshold.
 
     ``addresses`` are the addresses with prefix length that partners may probe, as ``10.0.1.3/24``; IPv6 link-local ones
     reach the same L2 network only. ``rail_checked`` is ``CHECKABLE`` or a word for why the link cannot be checked, and
@@ -106,6 +107,7 @@ class NodeLink(Wire, frozen=True, kw_only=True):
     netdev: str | None = None
     pci_address: str | None = None
     mac: str | None = None
+    node_guid: str | None = None
     link_type: str | None = None
     rdma_device: str | None = None
     fabric: str | None = None

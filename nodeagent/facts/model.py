@@ -33,6 +33,8 @@ class State(StrEnum):
     """No link since the boot, and none is expected: Unhealthy for the kubelet, and no reason for an alert."""
 
 
+ETHERNET, INFINIBAND = "ethernet", "infiniband"
+"""The types of a link."""
 MISSING = "missing"
 LINK_STATES = (
     MISSING, *(state.value for state in (
@@ -180,12 +182,14 @@ class UnusableGpu(msgspec.Struct, frozen=True):
 
 
 class Rdma(msgspec.Struct, frozen=True):
-    """The RDMA device of a function and its character devices (absolute paths on the host)."""
+    """The RDMA device of a function and its character devices (absolute paths on the host). ``node_guid`` is that of
+    InfiniBand, as sysfs writes it: ``0c42:a103:0016:054c``."""
 
     device: str
     uverbs: str | None = None
     umad: str | None = None
     issm: str | None = None
+    node_guid: str | None = None
 
 
 class Function(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ _SECTIONS = {
     "nodelinkpausestorm": ("pause_",),
     "nodelinkhoststall": ("host_stall", "pcie_stall", "network_paused"),
     "nodetransceiverhot": ("optics_temperature",),
-    "nodetransceiverlowlight": ("optics_rx_power", "optics_laser"),
+    "nodetransceiverlowlight": ("optics_rx_power",),
     "nodepciewidthreduced": ("pcie_width", "pcie_speed"),
     "nodepcieaer": ("pcie_aer_",),
     "noderdmanogid": ("gid_missing", "verbs_missing"),

@@ -6,7 +6,8 @@ work on NICs.
 * The kubelet gets the devices as Unhealthy. It allocates none of them, and neither ends nor evicts a pod that holds
   one. They stay on its list: it panics if a device in use leaves it.
 * A cordon is no fault: the state stays what the rules say, and no eviction, condition or Event follows from it.
-* A NIC is its permanent MAC address, so that a cordon follows the card into another slot; without one its PCI address.
+* A NIC is the identity of its card (``facts/card_identity.py``), so that a cordon follows the card into another slot;
+  without one its PCI address.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from nodeagent.facts.model import CORDONED, MAINTENANCE, Health, Reason
 
 class Cordon(msgspec.Struct, frozen=True, rename="camel"):
     """``device`` is the PCI address of a NIC or the UUID of a GPU, ``name`` what the person called it. ``since`` is in
-    RFC 3339."""
+    RFC 3339. ``identity`` is that of the card of a NIC; the file names it as earlier agents did."""
 
     device: str
     name: str
     since: str
     author: str = ""
     reason: str = ""
-    mac: str | None = None
+    identity: str | None = msgspec.field(default=None, name="mac")
 
-    def is_of(self, device: str, mac: str | None) -> bool:
-        return self.device == device if None in (self.mac, mac) else self.mac == mac
+    def is_of(self, device: str, identity: str | None) -> bool:
+        return self.device == device if None in (self.identity, identity) else self.identity == identity
 
     @property
     def sentence(self) -> str:
@@ -67,11 +68,11 @@ def with_planned_work(health: Health, work: PlannedWork | None, now: float) -> H
     return replace(health, reasons=(*health.reasons, Reason(MAINTENANCE, work.sentence, warning=True)))
 
 
-def cordon_reasons(cordons: Iterable[Cordon], macs: Mapping[str, str | None]) -> dict[str, Reason]:
-    """The reason of each cordoned device, by PCI address or UUID. ``macs`` has the NICs of this node."""
+def cordon_reasons(cordons: Iterable[Cordon], identities: Mapping[str, str | None]) -> dict[str, Reason]:
+    """The reason of each cordoned device, by PCI address or UUID. ``identities`` has the NICs of this node."""
     return {
         device: Reason(CORDONED, cordon.sentence)
         for cordon in cordons
-        for device in {cordon.device: None, **macs}
-        if cordon.is_of(device, macs.get(device))
+        for device in {cordon.device: None, **identities}
+        if cordon.is_of(device, identities.get(device))
     }

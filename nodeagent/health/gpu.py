@@ -3,7 +3,7 @@
 * Evidence is about one GPU. An error of the whole driver, or no answer from it, makes no GPU Unhealthy.
 * A GPU that was once known stays known until another GPU is in its slot, or a command drops it: a pod may hold it.
 * While a known GPU is missing, the others keep their indexes, although NVML counts without it: a selection by index
-  would otherwise move GPUs from one resource to another.
+  would otherwise move GPUs from one resource to another. One on the bus that the driver has never listed counts too.
 * A lost GPU recovers when the driver lists it again, a recovery action when the driver no longer asks for it. Both show
   a reset, and a reset ends XIDs.
 * Equal facts give equal answers: a reason contains nothing that counts or ages.
@@ -29,6 +29,7 @@ from nodeagent.health.judge import DeviceFigures, Judge, JudgedDevice
 from nodeagent.health.record import GpuRecord, MeasuredHold, MeasuredRecord, XidFault
 from nodeagent.health.rule import Measured, Rule
 from nodeagent.health.rules.gpu_rules import (
+    DRIVER,
     EXCLUDED,
     FABRIC_NOT_READY,
     LOST,
@@ -422,6 +423,10 @@ class GpuJudge(Judge[GpuState]):
         self._known = 0
         self._rules = GpuRules(self.settings)
         self._unnamed: tuple[GpuReading, ...] = ()
+        self._hidden: tuple[str, ...] | None = None
+        """The PCI addresses of GPUs that the driver should list and never did; ``None``: the bus is not known."""
+        self._recalled: dict[str, int] = {}
+        """The indexes that an earlier agent has published, by UUID."""
         self._health: dict[str, Health] = {}
         self._driver_failure: str | None = None
 
@@ -467,6 +472,7 @@ class GpuJudge(Judge[GpuState]):
         for uuid, gpu in self.devices.items():
             gpu.take_mismatch(mismatch, now)
             gpu.take_reading(self._with_uuid(by_uuid, uuid), now, self._whereabouts(gpu, bus))
+        self._look_for_hidden(bus)
         self._number()
 
     def _add(self, reading: GpuReading, by_uuid: Mapping[str, GpuReading], now: float) -> bool:
@@ -487,6 +493,27 @@ class GpuJudge(Judge[GpuState]):
         for gpu in self.devices.values():
             if not gpu.listed:
                 gpu.take_reading(None, now, self._whereabouts(gpu, bus))
+        self._look_for_hidden(bus)
+        self._number()
+
+    def _look_for_hidden(self, bus: Mapping[str, GpuFunction] | None) -> None:
+        """Find the GPUs that the driver should list and does not name. The first look makes the numbers again that were
+        given without it."""
+        if bus is None:
+            return
+        named = {gpu.reading.pci_address for gpu in self.devices.values()}
+        named |= {reading.pci_address for reading in self._unnamed}
+        hidden = [
+            address
+            for address, function in sorted(bus.items())
+            if address not in named
+            and function.driver == DRIVER
+            and Whereabouts(True, function).intended is None
+        ]
+        first, self._hidden = self._hidden is None, tuple(hidden)
+        if first and self._hidden:
+            for uuid, gpu in self.devices.items():
+                gpu.number = self._recalled.get(uuid)
 
     @staticmethod
     def _with_uuid(by_uuid: Mapping[str, GpuReading], uuid: str) -> GpuReading | None:
@@ -507,7 +534,7 @@ class GpuJudge(Judge[GpuState]):
             if uuid not in self.devices:
                 self.devices[uuid] = GpuState(reading, now, self._rules)
                 self.devices[uuid].listed = False
-            self.devices[uuid].number = reading.index
+            self.devices[uuid].number = self._recalled[uuid] = reading.index
         self._number()
 
     def forget(self, uuid: str) -> None:
@@ -547,8 +574,10 @@ class GpuJudge(Judge[GpuState]):
         return by_uuid
 
     def _number(self) -> None:
-        """Number the GPUs and sort them: by NVML's index, or by the last number while one is not listed."""
-        if all(gpu.listed for gpu in self.devices.values()):
+        """Number the GPUs and sort them: by NVML's index, or by the last number while one is not listed. NVML counts in
+        the order of the bus, so a new GPU comes behind those before it that are not listed."""
+        uncounted = self._uncounted()
+        if not uncounted and all(gpu.listed for gpu in self.devices.values()):
             for gpu in self.devices.values():
                 gpu.number = None
         taken: set[int] = set()
@@ -556,10 +585,25 @@ class GpuJudge(Judge[GpuState]):
             self.devices.items(), key=lambda entry: (entry[1].number is None, entry[1].index, entry[0])
         )
         for _, gpu in order:
-            free = gpu.index not in taken and 0 <= gpu.index <= _INDEX_MAX
-            gpu.number = gpu.index if free else min(set(range(len(taken) + 1)) - taken)
+            number = gpu.index
+            if gpu.number is None and gpu.reading.pci_address is not None:
+                number += sum(address < gpu.reading.pci_address for address in uncounted)
+            free = number not in taken and 0 <= number <= _INDEX_MAX
+            gpu.number = number if free else min(set(range(len(taken) + 1)) - taken)
             taken.add(gpu.number)
         self.devices = dict(sorted(self.devices.items(), key=lambda entry: (entry[1].index, entry[0])))
+
+    def _uncounted(self) -> list[str]:
+        """The PCI addresses of the GPUs that NVML does not count. It counts one without a name, which is behind the
+        last one with an address."""
+        counted = [gpu.reading for gpu in self.devices.values() if gpu.listed] + list(self._unnamed)
+        lost = [gpu.reading.pci_address or "" for gpu in self.devices.values() if not gpu.listed]
+        left = sorted(filter(None, (*lost, *(self._hidden or ()))))
+        last = ""
+        for one in sorted(counted, key=lambda one: one.index):
+            last = one.pci_address or next((address for address in left if address > last), last)
+            left = [address for address in left if address != last]
+        return left
 
     # --- evaluation -----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from nodeagent.facts.card_identity import card_identity, valid_identity
 from nodeagent.facts.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
 from nodeagent.health.cabling import EMPTY, Plan, is_switch
 from nodeagent.health.cordons import Cordon, PlannedWork, cordon_reasons
@@ -68,9 +69,12 @@ class HealthService:
         self._functions: tuple[Function, ...] = ()
         self._nic_health: dict[str, Health] = {}
         self._gpu_health: dict[str, Health] = {}
-        self._macs: dict[str, str | None] = {}
-        """The permanent MAC address of each PF, or that of its link, as it was seen last."""
-        self._nic_records = self._load(NIC_SECTION, NicRecord)
+        self._identities: dict[str, str | None] = {}
+        """The identity of each PF, or the MAC address of its link, as it was seen last."""
+        self._nic_records = {
+            DeviceIdentity(device.pci_address, valid_identity(device.identity)): record
+            for device, record in self._load(NIC_SECTION, NicRecord).items()
+        }
         """Records of PFs that have not appeared yet."""
         self._stored_nics: dict[DeviceIdentity, NicRecord] = {}
         self._gpu_records: dict[str, GpuRecord] = {}
@@ -122,7 +126,7 @@ class HealthService:
     ) -> tuple[Function, ...]:
         """Return the functions with their health. The caller publishes them."""
         functions, links = tuple(functions), tuple(links)
-        self._macs |= {link.pci_address: link.permanent_mac or link.mac for link in links}
+        self._identify(functions, links)
         self._restore_nics(functions)
         self._cordon()
         self.nics.now = max(self.nics.now, self._clock())
@@ -130,6 +134,14 @@ class HealthService:
         self.nics.take_roles(roles(functions, tuple(gpus)))
         self._wake.set()
         return self._judge(only_news=True)
+
+    def _identify(self, functions: Iterable[Function], links: Iterable[Link]) -> None:
+        by_address = {link.pci_address: link for link in links}
+        for pf in functions:
+            link = by_address.get(pf.pci_address)
+            card = card_identity(pf, link) or valid_identity(link.mac if link is not None else None)
+            if pf.parent is None and card is not None:
+                self._identities[pf.pci_address] = card
 
     def take_gpus(self, gpus: Iterable[Gpu]) -> None:
         """The PFs near a GPU have a role of their own."""
@@ -171,7 +183,7 @@ class HealthService:
             self.judge_nics()
 
     def _cordon(self) -> None:
-        self.nics.cordons = self.gpus.cordons = cordon_reasons(self._cordons, self._macs)
+        self.nics.cordons = self.gpus.cordons = cordon_reasons(self._cordons, self._identities)
 
     def judge_nics(self) -> None:
         """Evaluate now, and publish the functions if their health has changed."""
@@ -360,7 +372,7 @@ class HealthService:
             self.state_file.store(GPU_SECTION, gpus)
 
     def _identity(self, address: str) -> DeviceIdentity:
-        return DeviceIdentity(address, self._macs.get(address))
+        return DeviceIdentity(address, self._identities.get(address))
 
     def _load(self, section: str, type_: type[_R]) -> dict[DeviceIdentity, _R]:
         """Return the records of a section without impossible ones."""

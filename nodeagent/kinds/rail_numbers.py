@@ -1,41 +1,51 @@
-"""Which NIC has which rail: identity by permanent MAC address, then by PCI address. Pure.
+"""Which NIC has which rail: identity by the card, then by PCI address. Pure.
 
 A rail is the number of a NIC in the names of resources (``nic{rail}``), and pods rely on it: the number is the network
 that they get. So a number stays with its NIC over restarts, reboots and changes of the hardware:
 
-* A NIC with a known permanent MAC address keeps its rail at any PCI address: the card was moved, or the firmware
-  numbered the buses in another way.
-* Otherwise a NIC at the PCI address of a rail takes the rail: the card was replaced in its slot, or its permanent MAC
-  address cannot be read. A rail whose NIC is found at another address is not available at its old address.
+* A card is its permanent MAC address, on InfiniBand its node GUID (``facts/card_identity.py``). A known card keeps its
+  rail at any PCI address: it was moved, or the firmware numbered the buses in another way.
+* Otherwise a NIC at the PCI address of a rail takes the rail: the card was replaced in its slot, or its identity
+  cannot be read. A rail whose card is found at another address is not available at its old address.
 * Any other NIC is additional and gets the lowest free number. A missing NIC keeps its rail.
 
-A MAC address that two NICs share identifies neither of them. docs/rails.md has the table of all cases.
+An identity that two NICs share identifies neither of them. docs/rails.md has the table of all cases.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 
 import msgspec
+from msgspec.structs import replace
 
+from nodeagent.facts.card_identity import card_identity
 from nodeagent.facts.model import Function, Link
 from nodeagent.kinds.resource_settings import VfResource, VfSelect
 
 
 class Rail(msgspec.Struct, frozen=True):
     """A rail and the NIC that has it. ``pci_address`` is ``None`` if another NIC is at the last known address;
-    ``permanent_mac`` is ``None`` if it was never read. One of them is known."""
+    ``identity``, that of the card, is ``None`` if it was never read. One of them is known. In the file the identity
+    has the name that earlier agents read too. ``late``: the NIC got its number while another one was missing, which
+    still is."""
 
     number: int
     pci_address: str | None
-    permanent_mac: str | None = None
+    identity: str | None = msgspec.field(default=None, name="permanent_mac")
+    late: bool = False
+
+    @property
+    def place(self) -> tuple[int, str | None]:
+        """Number and address, or the card without one: two readings of one rail differ in what was learned since."""
+        return self.number, self.pci_address or self.identity
 
 
 Rails = tuple[Rail, ...]
-"""Sorted by number; no number, address or MAC address occurs twice."""
+"""Sorted by number; no number, address or identity occurs twice."""
 
 RAIL_NAME = "nic{}"
 
@@ -79,50 +89,73 @@ def _as_json(select: VfSelect) -> str:
 def match(rails: Iterable[Rail], nics: Mapping[str, str | None]) -> Rails:
     """Return the rails with the present addresses of their NICs. No rail changes its number.
 
-    ``nics`` are the PFs on the bus: permanent MAC addresses by PCI address, ``None`` where it cannot be read.
+    ``nics`` are the PFs on the bus: identities by PCI address, ``None`` where it cannot be read.
     """
     rails = tuple(rails)
-    macs = _unique(nics.values())
-    by_mac = {mac: address for address, mac in nics.items() if mac in macs}
-    known = _unique(rail.permanent_mac for rail in rails)
-    place = {rail: by_mac[mac] for rail in rails if (mac := rail.permanent_mac) in known and mac in by_mac}
+    cards = _unique(nics.values())
+    by_card = {card: address for address, card in nics.items() if card in cards}
+    known = _unique(rail.identity for rail in rails)
+    place = {rail: by_card[card] for rail in rails if (card := rail.identity) in known and card in by_card}
     taken = set(place.values())
     for rail in rails:
         address = rail.pci_address
         if address is not None and address in nics and rail not in place and address not in taken:
             place[rail] = address
             taken.add(address)
-    return tuple(_placed(rails, place, taken, {address: mac for mac, address in by_mac.items()}))
+    cards_at = {address: card for card, address in by_card.items()}
+    found = tuple(_placed(rails, place, taken, cards_at))
+    return found if _lacks(found, nics) else tuple(replace(rail, late=False) for rail in found)
 
 
 def _placed(
-    rails: Iterable[Rail], place: Mapping[Rail, str], taken: set[str], macs: Mapping[str, str | None]
+    rails: Iterable[Rail], place: Mapping[Rail, str], taken: set[str], cards: Mapping[str, str | None]
 ) -> Iterator[Rail]:
     for rail in rails:
         if (address := place.get(rail)) is not None:
-            yield Rail(rail.number, address, macs.get(address) or rail.permanent_mac)
+            yield replace(rail, pci_address=address, identity=cards.get(address) or rail.identity)
         elif rail.pci_address not in taken:
             yield rail
-        elif rail.permanent_mac is not None:
-            yield Rail(rail.number, None, rail.permanent_mac)
+        elif rail.identity is not None:
+            yield replace(rail, pci_address=None)
+
+
+def _lacks(rails: Iterable[Rail], nics: Collection[str]) -> bool:
+    return any(rail.pci_address not in nics for rail in rails)
 
 
 def identified(rails: Iterable[Rail], nics: Mapping[str, str | None]) -> Rails:
-    """Return the rails with the present permanent MAC addresses, each at its own PCI address: for configured rails."""
+    """Return the rails with the cards that are here, each at its own PCI address: for configured rails."""
     return tuple(
-        Rail(rail.number, rail.pci_address, nics.get(rail.pci_address or "") or rail.permanent_mac)
+        Rail(rail.number, rail.pci_address, nics.get(rail.pci_address or "") or rail.identity)
         for rail in rails
     )
 
 
 def added(
-    rails: Rails, address: str, mac: str | None, number: int | None = None, reserved: Set[int] = frozenset()
+    rails: Rails,
+    address: str,
+    card: str | None,
+    number: int | None = None,
+    reserved: Set[int] = frozenset(),
+    *,
+    late: bool = False,
 ) -> Rails:
     """Return the rails with one more NIC, at the given number or the lowest free one that is not reserved."""
     if number is None:
         used = {rail.number for rail in rails} | reserved
         number = next(n for n in range(len(used) + 1) if n not in used)
-    return tuple(sorted((*rails, Rail(number, address, mac)), key=lambda rail: rail.number))
+    return tuple(sorted((*rails, Rail(number, address, card, late)), key=lambda rail: rail.number))
+
+
+def exchanged(rails: Rails, nics: Collection[str]) -> tuple[Rails, Rails]:
+    """Return the rails of the NICs that went, and those of as many that came since; none if their numbers differ.
+    ``nics`` are the PCI addresses of the PFs on the bus.
+
+    All went and came where the firmware has numbered the buses in another way and no card was known.
+    """
+    went = tuple(rail for rail in rails if rail.pci_address not in nics)
+    came = tuple(rail for rail in rails if rail.late and rail.pci_address in nics)
+    return (went, came) if len(went) == len(came) else ((), ())
 
 
 # --- without the file: two other memories ---------------------------------------------------------------
@@ -170,12 +203,12 @@ def recalled(reported: Rails, held: Mapping[str, int], nics: Mapping[str, str | 
     the number of the card that was there when the pod got the VF: at an address that the report knows as another
     card's, or with a card that the report knows from another address, it tells nothing.
     """
-    macs = _unique(nics.values())
-    here = {mac: address for address, mac in nics.items() if mac in macs}
+    cards = _unique(nics.values())
+    here = {card: address for address, card in nics.items() if card in cards}
     moves = [
-        (rail.pci_address, here[rail.permanent_mac])
+        (rail.pci_address, here[rail.identity])
         for rail in reported
-        if rail.permanent_mac in here and rail.pci_address != here[rail.permanent_mac]
+        if rail.identity in here and rail.pci_address != here[rail.identity]
     ]
     elsewhere = {address for move in moves for address in move}
     sure = {pf: number for pf, number in held.items() if pf not in elsewhere}
@@ -189,10 +222,10 @@ def recalled(reported: Rails, held: Mapping[str, int], nics: Mapping[str, str | 
 
 
 def nics_of(functions: Iterable[Function], links: Sequence[Link]) -> dict[str, str | None]:
-    """Return the permanent MAC address of each PF on the bus, by PCI address."""
-    macs = {link.pci_address: link.permanent_mac for link in links}
+    """Return the identity of each PF on the bus, by PCI address."""
+    by_address = {link.pci_address: link for link in links}
     return {
-        function.pci_address: macs.get(function.pci_address)
+        function.pci_address: card_identity(function, by_address.get(function.pci_address))
         for function in functions
         if function.parent is None and not function.missing
     }
@@ -207,13 +240,13 @@ def changes(before: Rails, now: Rails) -> Iterator[str]:
             continue
         if old.pci_address != rail.pci_address:
             where = old.pci_address or "an address that another NIC has now"
-            yield f"rail {rail.number}: NIC {rail.permanent_mac} moved from {where} to {rail.pci_address}"
-        elif old.permanent_mac not in (None, rail.permanent_mac):
+            yield f"rail {rail.number}: NIC {rail.identity} moved from {where} to {rail.pci_address}"
+        elif old.identity not in (None, rail.identity):
             yield (
-                f"rail {rail.number}: NIC {old.permanent_mac} at {rail.pci_address} was replaced by "
-                f"{rail.permanent_mac}, which takes the rail over"
+                f"rail {rail.number}: NIC {old.identity} at {rail.pci_address} was replaced by "
+                f"{rail.identity}, which takes the rail over"
             )
 
 
-def _unique(macs: Iterable[str | None]) -> frozenset[str]:
-    return frozenset(mac for mac, count in Counter(macs).items() if mac is not None and count == 1)
+def _unique(cards: Iterable[str | None]) -> frozenset[str]:
+    return frozenset(card for card, count in Counter(cards).items() if card is not None and count == 1)

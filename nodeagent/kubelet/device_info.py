@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import glob
-import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_file
+from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_file, try_writing
 from nodeagent.facts.allocation import DeviceInfo
 
 DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"
@@ -33,17 +32,8 @@ class DeviceInfoFiles:
             replace_file(self.folder / info.name, info.text.encode(), mode=0o444, folder_mode=PUBLIC_FOLDER)
 
     def try_writing(self) -> None:
-        """Write a file into the folder and remove it. Blocks; raises ``OSError`` with the name of the folder.
-
-        Free blocks and permissions alone prove nothing: quotas, and blocks reserved for root, count too.
-        """
-        trial = self.folder / f".nodeagent.{os.urandom(4).hex()}.trial"
-        try:
-            replace_file(trial, b"{}\n", folder_mode=PUBLIC_FOLDER)
-            trial.unlink()
-        except OSError as error:
-            error.filename = str(self.folder)
-            raise
+        """Write a file into the folder and remove it. Blocks; raises ``OSError`` with the name of the folder."""
+        try_writing(self.folder, 3, PUBLIC_FOLDER)
 
     def remove_stale(self, prefix: str, held: Iterable[str]) -> tuple[str, ...]:
         """Remove the files of an earlier agent and return their names.

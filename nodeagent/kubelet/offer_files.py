@@ -160,7 +160,7 @@ class OfferFiles:
             found |= await folder.attempt(self._try_device_info, MOMENT_S if folder.tried else START_S)
             if not folder.tried:
                 found |= _not_yet({DEVICE_INFO_FILES: self.device_info.folder})
-        self._take({need: _described(error) for need, error in found.items()})
+        self._take({need: described(error) for need, error in found.items()})
         waits = found or any(folder.busy for folder in self._folders.values())
         self._next_at = time.monotonic() + (RETRY_S if waits else CHECK_S)
 
@@ -253,7 +253,8 @@ def _not_yet(paths: Mapping[str, Path]) -> dict[str, OSError]:
     return {need: OSError(errno.EINPROGRESS, reason, str(path)) for need, path in paths.items()}
 
 
-def _described(error: OSError) -> UnwritableFile:
+def described(error: OSError) -> UnwritableFile:
+    """The file of the error, what is wrong with it, and what to do."""
     number = error.errno or 0
     remedy = _REMEDIES.get(number, "make it writable")
     return UnwritableFile(

@@ -2,8 +2,8 @@
 
 The file ``rails.json`` is beside the slice sizes and is not bound to a boot, as the kubelet's checkpoint is not:
 
-* ``entries``: the rails of each selection of the configuration, with PCI address and permanent MAC address. The sixteen
-  selections that were in force last stay, so that a configuration that is taken back has its old rails.
+* ``entries``: the rails of each selection of the configuration, with PCI address and the identity of the card. The
+  sixteen selections that were in force last stay, so that a configuration that is taken back has its old rails.
 * ``nics``: the last facts of each NIC with a rail. A NIC that is missing at the start is offered as missing.
 * ``names``: the resources through which pods may hold each VF and each GPU.
 
@@ -120,8 +120,8 @@ class RailMemory:
         self._read_holdings = read_holdings
         self._read_since = True
         """The holdings were read after the last change of a name."""
-        self._forgotten: set[Rail] = set()
-        """Rails of present NICs that are not written any more: they end with this agent."""
+        self._forgotten: dict[tuple[int, str | None], Rail] = {}
+        """By their places: rails of present NICs that are not written any more: they end with this agent."""
         self._inputs: object = None
         self._changed: dict[str, dict[str, frozenset[str]]] = {}
         """By resource: its VFs that pods may hold under other names."""
@@ -132,14 +132,14 @@ class RailMemory:
         entries = [entry for entry in resources if isinstance(entry, VfResource)]
         nics = [nic for nic in self.content.nics if any(offers_vfs_of(entry, nic.pf) for entry in entries)]
         functions = [replace(function, missing=True) for nic in nics for function in (nic.pf, *nic.vfs)]
-        macs = {
-            rail.pci_address: rail.permanent_mac
+        identities = {
+            rail.pci_address: rail.identity
             for entry in self.content.entries
             for rail in entry.rails
-            if rail.pci_address is not None and rail.permanent_mac is not None
+            if rail.pci_address is not None and rail.identity is not None
         }
         ordered = tuple(sorted(functions, key=lambda function: function.pci_address))
-        return PciFacts(functions=ordered, macs=macs)
+        return PciFacts(functions=ordered, identities=identities)
 
     # --- names ----------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class RailMemory:
             (function.pci_address, function.driver, function.missing) for function in snapshot.functions
         )
         held = self._held(snapshot)
-        inputs = dict(numbering), in_force, kinds, functions, held, frozenset(self._forgotten)
+        inputs = dict(numbering), in_force, kinds, functions, held, tuple(self._forgotten)
         if inputs != self._inputs:
             self.content = RailsFile(
                 entries=self._entries(numbering, in_force),
@@ -234,22 +234,25 @@ class RailMemory:
         content = await self.file.changed()
         if content is None:
             return ()
-        left = {rail for entry in content.entries for rail in entry.rails}
-        removed = {rail for entry in self.content.entries for rail in entry.rails} - left - self._forgotten
+        left = {rail.place for entry in content.entries for rail in entry.rails}
+        known = {rail.place: rail for entry in self.content.entries for rail in entry.rails}
+        removed = [
+            rail for place, rail in known.items() if place not in left and place not in self._forgotten
+        ]
         here = {function.pci_address for function in snapshot.functions if not function.missing}
         for rail in sorted(removed, key=lambda rail: rail.number):
             present = rail.pci_address in here
             log.info(
-                "A rail is forgotten %s. rail=%d pci=%s mac=%s",
+                "A rail is forgotten %s. rail=%d pci=%s card=%s",
                 "when the agent is restarted" if present else "now",
                 rail.number,
                 rail.pci_address or "-",
-                rail.permanent_mac or "-",
+                rail.identity or "-",
             )
             if present:
-                self._forgotten.add(rail)
+                self._forgotten[rail.place] = rail
         self._inputs = None  # the file lacks these rails; what else has changed is written again
-        return tuple(rail for rail in removed if rail not in self._forgotten)
+        return tuple(rail for rail in removed if rail.place not in self._forgotten)
 
     def _entries(self, numbering: Numbering, in_force: Sequence[Selection]) -> tuple[NumberedSelection, ...]:
         """The entries in force first, then those that were in force before."""
@@ -294,14 +297,14 @@ class RailMemory:
     def _without_forgotten(self) -> RailsFile:
         if not self._forgotten:
             return self.content
-        return without(self.content, self._forgotten, names=not self._pod_resources)
+        return without(self.content, self._forgotten.values(), names=not self._pod_resources)
 
 
 def without(content: RailsFile, rails: Iterable[Rail], *, names: bool) -> RailsFile:
     """Return the file without these rails and their NICs. ``names``: without the names of their VFs too."""
-    gone = set(rails)
+    gone = {rail.place for rail in rails}
     entries = tuple(
-        replace(entry, rails=tuple(rail for rail in entry.rails if rail not in gone))
+        replace(entry, rails=tuple(rail for rail in entry.rails if rail.place not in gone))
         for entry in content.entries
     )
     used = {rail.pci_address for entry in entries for rail in entry.rails}

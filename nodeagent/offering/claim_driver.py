@@ -20,6 +20,7 @@ from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.host.sysfs import Tree
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile
 
 if TYPE_CHECKING:
     from nodeagent.dra.driver import DraDriver
@@ -64,6 +65,10 @@ class ClaimDriver:
     def holdings(self) -> tuple[Holding, ...] | None:
         """Return what prepared claims hold, ``None`` while their records cannot be read."""
         return () if self.driver is None else self.driver.holdings
+
+    def unwritable(self) -> UnwritableFile | None:
+        """Return the file that keeps every claim from being prepared, if there is one."""
+        return None if self.driver is None else self.driver.claims.writes.unwritable
 
     def written(self) -> Mapping[str, PreparedClaim]:
         """Return the prepared claims whose files are on the disk, by UID."""

@@ -9,11 +9,11 @@ from nodeagent.dra.offered import OfferedPools, held_by_claims, without_plugin_h
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.resource_settings import VfResource
+from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.kubelet.withheld import Withheld
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.pci_source import PRODUCT_FILE
 
@@ -68,8 +68,10 @@ def offered_pools(
     files: OfferFiles,
     *,
     pod_resources: bool,
+    unwritable: UnwritableFile | None = None,
 ) -> OfferedPools:
-    """Return the devices of the pools whose facts are known and that no device plugin's pod holds."""
+    """Return the devices of the pools whose facts are known and that no device plugin's pod holds. ``unwritable`` is a
+    file that each claim needs."""
     by_pool: dict[str, list[DraDevice]] = {name: [] for name in sorted(offer.dra_pools)}
     for device in devices:
         by_pool[device.pool].append(device)
@@ -81,7 +83,7 @@ def offered_pools(
         if all(inventory.has_published(source) for source in {_SOURCES[name]} | awaited):
             pools[name], held = without_plugin_holders(members, snapshot)
             left_out += held
-    found = ((device, files.obstacle(device.kind, snapshot)) for device in devices)
+    found = ((device, files.obstacle(device.kind, snapshot) or unwritable) for device in devices)
     obstacles = {device.name: str(file) for device, file in found if file is not None}
     if inventory.has_published("paths"):
         obstacles |= {it.name: lack for it in devices if (lack := it.kind.obstacle(snapshot)) is not None}
@@ -92,7 +94,8 @@ def _missing_source(offer: Offer, kind: DeviceKind, snapshot: Snapshot, inventor
     """Return why the facts of a kind are not known yet: an empty list would be wrong."""
     # With "auto" the product, which the PCI source publishes, is part of every resource's name.
     auto = offer.config.resource_prefix == "auto"
-    for source in sorted({kind.source, "pci"} if auto else {kind.source}):
+    by_index = kind.source == "gpus" and any(map(_counts_gpus, offer.config.resources))
+    for source in sorted({kind.source, "pci"} if auto or by_index else {kind.source}):
         if not inventory.has_published(source):
             return _why_missing(source, snapshot)
     if auto and snapshot.product is None and any(one.value == "product" for one in snapshot.unread):
@@ -101,6 +104,11 @@ def _missing_source(offer: Offer, kind: DeviceKind, snapshot: Snapshot, inventor
             "resourcePrefix to offer the devices without it"
         )
     return None
+
+
+def _counts_gpus(entry: ResourceSettings) -> bool:
+    """Whether it takes GPUs by index: the PCI bus shows those that the driver does not count."""
+    return not isinstance(entry, VfResource) and ("{gpu}" in entry.name or bool(entry.select.indexes))
 
 
 def _unnamed(offer: Offer, snapshot: Snapshot, inventory: Inventory) -> Iterator[Withheld]:

@@ -26,7 +26,7 @@ from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.removed_devices import RemovedDevices
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.kubelet.withheld import Withheld
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.offering.decision import decide, offered_pools
 from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, prefix
@@ -56,14 +56,16 @@ class DeviceOffering:
         claim_holdings: Callable[[], Iterable[Holding] | None] = tuple,
         dra: DraOffer | None = None,
         news: asyncio.Event | None = None,
+        claims_unwritable: Callable[[], UnwritableFile | None] = lambda: None,
     ) -> None:
         """``claim_holdings`` returns what prepared claims hold, ``None`` while their records cannot be read.
+        ``claims_unwritable`` returns the file that keeps every claim from being prepared.
 
         ``news`` is set where there may be something else to offer.
         """
         self.dra = dra or DraOffer()
         """The devices that claims allocate. The kubelet gets none of them from a device plugin."""
-        self._claim_holdings = claim_holdings
+        self._claim_holdings, self._claims_unwritable = claim_holdings, claims_unwritable
         self.offered: tuple[DeviceKind, ...] = ()
         self.withheld: tuple[Withheld, ...] = ()
         """The resources that are not offered."""
@@ -102,7 +104,7 @@ class DeviceOffering:
         return OfferView(
             self.offered,
             self.withheld,
-            self._files.unwritable,
+            (*self._files.unwritable, *filter(None, (self._claims_unwritable(),))),
             self._lacks.troubles,
             self.remarks,
             self.rails,
@@ -235,7 +237,13 @@ class DeviceOffering:
         await self._files.prepare(self._prepared, snapshot)
         self._settle(candidates, withheld, snapshot)
         pools = offered_pools(
-            self._offer, by_claim, snapshot, self._inventory, self._files, pod_resources=self._pod_resources
+            self._offer,
+            by_claim,
+            snapshot,
+            self._inventory,
+            self._files,
+            pod_resources=self._pod_resources,
+            unwritable=self._claims_unwritable(),
         )
         self.dra.update(pools, snapshot)
         await self._sizes.save(self.offered)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.rail_numbers import Selection, changes, selection
+from nodeagent.kinds.rail_numbers import Rail, Rails, Selection, changes, selection
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.offering.offer import Offer
 
@@ -25,14 +25,22 @@ class KeptRails:
         self._logged_missing = False
 
     def missing(self, offer: Offer, snapshot: Snapshot) -> Iterator[str]:
-        """Yield a sentence for each rail whose NIC is missing."""
-        if self._inventory.has_published("pci"):
-            for entry, rail in offer.missing(snapshot):
-                name = entry.name.replace("{rail}", str(rail.number))
-                nic = rail.pci_address or rail.permanent_mac
+        """Yield a sentence for each rail whose NIC is missing, or one for all if as many others came."""
+        if not self._inventory.has_published("pci"):
+            return
+        for entry, missing, came in offer.missing(snapshot):
+            if came:
+                every = {rail for _, rails in offer.in_force() for rail in rails}
+                yield _renumbered(entry.name, missing, came, alone=every == {*missing, *came})
+                continue
+            for rail in missing:
+                nic = rail.pci_address or rail.identity
+                unknown = (
+                    "" if rail.identity else ". Its card is not known: it may be here under another number"
+                )
                 yield (
-                    f"{name}: NIC {nic} is missing and keeps rail {rail.number}; if it does not come back, use "
-                    f"`nodeagent remembered forget {nic}`"
+                    f"{_name(entry.name, rail)}: NIC {nic} is missing and keeps rail {rail.number}; if it does not "
+                    f"come back, use `nodeagent remembered forget {nic}`{unknown}"
                 )
 
     async def save(self, offer: Offer, offered: Sequence[DeviceKind], snapshot: Snapshot) -> None:
@@ -57,3 +65,29 @@ class KeptRails:
         known = {rail.number for rail in before}
         if new := [f"{rail.number}={rail.pci_address}" for rail in now if rail.number not in known]:
             log.info("NICs have new rails. resource=%s rails=%s", name, ",".join(new))
+
+
+def _renumbered(template: str, went: Rails, came: Rails, *, alone: bool) -> str:
+    """``alone``: these are all NICs with a rail."""
+    cause = (
+        "the PCI buses were renumbered, or other NICs are in other slots"
+        if any(rail.identity is None for rail in went)
+        else "other NICs are in other slots"
+    )
+    names = (
+        "--all-rails" if alone else " ".join(str(rail.pci_address or rail.identity) for rail in went + came)
+    )
+    return (
+        f"{_names(template, went)} went and {_names(template, came)} came: {cause}. If the new ones take their place, "
+        f"drain the node, use `nodeagent remembered forget {names}` and restart the agent: they get the numbers in "
+        "PCI order"
+    )
+
+
+def _names(template: str, rails: Rails) -> str:
+    shown = ", ".join(_name(template, rail) for rail in rails)
+    return f"{len(rails)} NICs ({shown})" if len(rails) > 1 else f"a NIC ({shown})"
+
+
+def _name(template: str, rail: Rail) -> str:
+    return template.replace("{rail}", str(rail.number))

@@ -37,6 +37,7 @@ from nodeagent.kinds.rail_numbers import (
     Rails,
     Selection,
     added,
+    exchanged,
     held_rails,
     identified,
     match,
@@ -182,18 +183,21 @@ class Offer:
         must ask the other memories."""
         return self.awaits_holdings(entry) or (self._recalls and self.wait(entry) is not None)
 
-    def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rail]]:
-        """Yield the rails whose NIC is not on the bus, each with its entry."""
+    def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rails, Rails]]:
+        """Yield the rails of each entry whose NICs are not on the bus, and those of as many NICs that came in the
+        meantime, if there are."""
         present = nics_of(snapshot.functions, ())
         for entry, rails in self.in_force():
-            yield from ((entry, rail) for rail in rails if rail.pci_address not in present)
+            if missing := tuple(rail for rail in rails if rail.pci_address not in present):
+                yield entry, missing, exchanged(rails, present)[1]
 
     def forget(self, rails: Collection[Rail]) -> None:
         """Remove the rails of missing NICs. Their numbers are free."""
         self._reported = ()
         self._forgotten.update(rail.pci_address for rail in rails if rail.pci_address is not None)
+        gone = {rail.place for rail in rails}
         for key, known in self.numbering.items():
-            self.numbering[key] = tuple(rail for rail in known if rail not in rails)
+            self.numbering[key] = tuple(rail for rail in known if rail.place not in gone)
 
     def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
         """Return what is wrong with this configuration on this machine."""
@@ -389,7 +393,7 @@ class Offer:
     ) -> Rails:
         """Return the rails with new NICs, by PCI address. A number that another memory has is only for its NIC."""
         literal, nics = literal_addresses(entry.select), nics_of(snapshot.functions, snapshot.links)
-        macs = {rail.pci_address: rail.permanent_mac for known in self.numbering.values() for rail in known}
+        cards = {rail.pci_address: rail.identity for known in self.numbering.values() for rail in known}
         number_of = {address: place for place, address in enumerate(literal)}
         reserved: frozenset[int] = frozenset()
         if new and self._recalls and not literal:
@@ -397,11 +401,13 @@ class Offer:
             number_of = {rail.pci_address: rail.number for rail in recalled_rails if rail.pci_address}
             mine = (rail.number for rail in self._reported if _may_own(entry, rail, snapshot, links))
             reserved = _held(self.config, entry, snapshot).numbers.union(mine)
+        late = not literal and any(rail.pci_address not in nics for rail in rails)
         for address in new:
             number = number_of.get(address)
             if number in {rail.number for rail in rails}:
                 number = None
-            rails = added(rails, address, nics.get(address) or macs.get(address), number, reserved)
+            card = nics.get(address) or cards.get(address)
+            rails = added(rails, address, card, number, reserved, late=late)
         return rails
 
 

@@ -1,14 +1,17 @@
 """The most that the agent sends and answers, whatever a list or a setting says: a forged list makes no weapon. Pure.
 
 * ``SENT_PER_S`` packets in all as sender, ``TO_ONE_PER_S`` to one address, and one a minute to an address that has
-  never answered. ``ANSWERS_PER_S`` answers on each rail, and only to listed addresses.
+  never answered. ``ANSWERS_PER_S`` answers on each rail to listed addresses that show a ticket, and as many to those
+  that show none; see ``AnswerCaps``.
 * ``CHECKED_PER_S`` further answers on each rail to the checks of other nodes; see ``check_guests`` and ``rail_burst``.
 * A target lies in the rail's own prefix or in a configured network. It is no multicast, broadcast or loopback address.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import secrets
+from collections.abc import Collection, Iterable
 from ipaddress import (
     IPv4Address,
     IPv4Interface,
@@ -24,8 +27,12 @@ from nodeagent.fabric.rail_partners import of_a_host
 SENT_PER_S = 64.0
 TO_ONE_PER_S = 2.0
 ANSWERS_PER_S = 64.0
+WITHOUT_TICKET_PER_S = 16.0
+"""To one address, where forged probes may be among them: the more are answered, the sooner is a partner's."""
 CHECKED_PER_S = 64.0
 UNANSWERED_S = 60.0
+PAUSED = 24.0
+"""Packets at once: a partner whose host has paused for ten seconds sends some twenty."""
 
 IpAddress = IPv4Address | IPv6Address
 IpInterface = IPv4Interface | IPv6Interface
@@ -39,14 +46,48 @@ class Bucket:
         self._rate, self._burst = rate, burst
         self._left, self._at = burst, float("-inf")
 
-    def take(self, now: float) -> bool:
+    def has(self, now: float) -> bool:
+        """Whether the next one would get through."""
         if now > self._at:
             self._left = min(self._burst, self._left + (now - self._at) * self._rate)
             self._at = now
-        if self._left < 1.0:
+        return self._left >= 1.0
+
+    def take(self, now: float) -> bool:
+        if not self.has(now):
             return False
         self._left -= 1.0
         return True
+
+
+class AnswerCaps:
+    """The answers of one rail: a budget for each listed address, and another one for probes of this address that show
+    no ticket.
+
+    A partner sends at most ``TO_ONE_PER_S``, and shows the ticket of an answer that it has received. Who sends with its
+    address alone receives no answer. So he has no ticket, and takes nothing from the partner and from the others; a
+    partner without a ticket yet, or with that of an earlier agent, shares a budget with him until its first answer.
+    """
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(16)
+        self._all = {shown: Bucket(ANSWERS_PER_S, ANSWERS_PER_S) for shown in (True, False)}
+        self._of: dict[tuple[str, bool], Bucket] = {}
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Forget the other addresses."""
+        self._of = {key: bucket for key, bucket in self._of.items() if key[0] in addresses}
+
+    def ticket(self, address: str, session: int) -> int:
+        """The ticket of a session, which only a receiver at this address knows."""
+        text = f"{address} {session}".encode()
+        return int.from_bytes(hashlib.blake2b(text, key=self._secret, digest_size=8).digest()) or 1
+
+    def take(self, address: str, now: float, *, shown: bool) -> bool:
+        """Whether a probe of a listed address is answered now. ``shown``: with its ticket."""
+        per_s = TO_ONE_PER_S + 1 if shown else WITHOUT_TICKET_PER_S
+        of_one = self._of.setdefault((address, shown), Bucket(per_s, PAUSED))
+        return of_one.take(now) and self._all[shown].take(now)
 
 
 class SendCaps:

@@ -6,6 +6,8 @@
 * ``received`` is how many probes of the session the answering agent has received, see ``loss_direction``; 0: it does
   not count.
 * ``held_ns`` is the time between the kernel's receipt and the answer, which is the host's and not the network's.
+* An answer gives a ticket, and the next probes to this partner show it: their sender receives what is sent to its
+  address. See ``probe_caps``. 0: none yet.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import NamedTuple
 
 MAGIC = b"nrp1"
 _PACKET = struct.Struct("!4sB3sQQQ")
-SIZE = _PACKET.size
+_TICKET = struct.Struct("!Q")
+SIZE = _PACKET.size + _TICKET.size
 REQUEST, ANSWER, CHECK = 1, 2, 3
 NODE_MAX = 253
 
@@ -29,21 +32,27 @@ class ProbePacket(NamedTuple):
     held_ns: int = 0
     node: str = ""
     received: int = 0
+    ticket: int = 0
 
     def encode(self, length: int = SIZE) -> bytes:
-        """The bytes, padded to ``length``."""
+        """The bytes, padded to ``length``. The answer to a probe without room for a ticket has none."""
         head = _PACKET.pack(
             MAGIC, self.kind, self.received.to_bytes(3), self.session, self.sequence, self.held_ns
         )
-        return (head + self.node.encode()).ljust(length, b"\0")
+        rest = self.node.encode() if self.kind == CHECK else _TICKET.pack(self.ticket)
+        return (head + rest if self.kind == CHECK or length >= SIZE else head).ljust(length, b"\0")
 
 
 def decode(raw: bytes) -> ProbePacket | None:
     """Return the packet; ``None`` for other bytes."""
-    if len(raw) < SIZE or raw[:4] != MAGIC:
+    if len(raw) < _PACKET.size or raw[:4] != MAGIC:
         return None
     _, kind, received, session, sequence, held_ns = _PACKET.unpack_from(raw)
-    node = raw[SIZE : SIZE + NODE_MAX].rstrip(b"\0").decode("latin-1") if kind == CHECK else ""
     if kind not in (REQUEST, ANSWER, CHECK):
         return None
-    return ProbePacket(kind, session, sequence, held_ns, node, int.from_bytes(received))
+    rest, node, ticket = raw[_PACKET.size :], "", 0
+    if kind == CHECK:
+        node = rest[:NODE_MAX].rstrip(b"\0").decode("latin-1")
+    elif len(rest) >= _TICKET.size:
+        (ticket,) = _TICKET.unpack_from(rest)
+    return ProbePacket(kind, session, sequence, held_ns, node, int.from_bytes(received), ticket)

@@ -171,5 +171,6 @@ class RailBurst:
         if not sent[1]:
             rail.rtts.append(max(0, ns - sent[0] - packet.held_ns) / 1000)
 
-    def _refused(self, rail: _Sender, address: str) -> None:
-        rail.refused = rail.refused or address == rail.address
+    def _refused(self, rail: _Sender, address: str, packet: ProbePacket) -> None:
+        ours = packet.session == self._session and packet.sequence in rail.pending
+        rail.refused = rail.refused or (ours and address == rail.address)

@@ -29,8 +29,8 @@ from nodeagent.rails.check_guests import CheckGuests, ReadAddresses
 from nodeagent.rails.leg_windows import SLOT_S, LegWindows
 from nodeagent.rails.loss_direction import LossDirection, count_of
 from nodeagent.rails.probe_caps import (
-    ANSWERS_PER_S,
     CHECKED_PER_S,
+    AnswerCaps,
     Bucket,
     IpInterface,
     SendCaps,
@@ -69,6 +69,8 @@ class ProbedLeg:
         self.small, self.large = LegWindows(now), LegWindows(now, LARGE_SHORT_S)
         self.direction = LossDirection()
         self.answered_at: float | None = None
+        self.ticket = 0
+        """Of the last answer."""
         self.rtt_us: float | None = None
         self.sent = 0
         self.due = now + random.random() / partner.per_second  # noqa: S311 - spreads the load
@@ -99,8 +101,8 @@ class ProbedRail:
         self.legs: dict[tuple[str, str, str], ProbedLeg] = {}
         self.answers: frozenset[str] = frozenset()
         self.received: dict[str, tuple[int, int]] = {}
-        """The session of each sender that is answered, and how many of its probes have arrived."""
-        self.answer_cap = Bucket(ANSWERS_PER_S, ANSWERS_PER_S)
+        """The session of each sender with a ticket, and how many of its probes have arrived."""
+        self.answer_caps = AnswerCaps()
         self.check_cap = Bucket(CHECKED_PER_S, CHECKED_PER_S)
         self.sockets: dict[tuple[IpInterface, int], RailSocket] = {}
         self.fault = "no-list"
@@ -115,9 +117,7 @@ class ProbedRail:
         self.sockets = {}
 
     def count(self, address: str, session: int) -> int:
-        """Count a probe that has arrived; 0 for a sender that is not answered."""
-        if address not in self.answers:
-            return 0
+        """Count a probe that has arrived."""
         known, received = self.received.get(address, (session, 0))
         self.received[address] = session, received + 1 if known == session else 1
         return count_of(self.received[address][1])
@@ -249,6 +249,7 @@ class RailProbes:
         }
         rail.answers = frozenset(allowed)
         rail.received = {address: one for address, one in rail.received.items() if address in allowed}
+        rail.answer_caps.keep(rail.answers)
         ports = {(own, 0) for own in allowed.values()}
         ports |= {(leg.source, 1 + i) for leg in legs.values() for i in range(leg.partner.ports)}
         opened = self._open(rail, ports)
@@ -287,7 +288,7 @@ class RailProbes:
         length = rail.link.mtu - HEADERS[leg.source.version] if large else SIZE
         self._sequence += 1
         pending = Pending(self._sequence, rail, leg, large, now, time.time_ns(), leg.sent)
-        packet = ProbePacket(REQUEST, self._session, pending.sequence)
+        packet = ProbePacket(REQUEST, self._session, pending.sequence, ticket=leg.ticket)
         if not source.send(packet.encode(max(length, SIZE)), leg.partner.address, self._settings.port):
             return
         leg.sent += 1
@@ -321,10 +322,17 @@ class RailProbes:
     ) -> None:
         now = self._clock()
         if packet.kind != ANSWER:
-            count = 0 if packet.kind == CHECK else rail.count(address, packet.session)
-            if self._answers(rail, packet, address, now):
+            if packet.kind == CHECK:
+                answers, count, ticket = self._answers_check(rail, packet, address, now), 0, 0
+            else:
+                answers, count, ticket = self._answers_probe(rail, packet, address, now)
+            if answers:
                 answer = packet._replace(
-                    kind=ANSWER, node="", received=count, held_ns=max(0, time.time_ns() - ns)
+                    kind=ANSWER,
+                    node="",
+                    received=count,
+                    held_ns=max(0, time.time_ns() - ns),
+                    ticket=ticket,
                 )
                 at.send(answer.encode(length), address, port)
             return
@@ -335,7 +343,7 @@ class RailProbes:
             return
         del self._pending[packet.sequence]
         leg = pending.leg
-        leg.answered_at = now
+        leg.answered_at, leg.ticket = now, packet.ticket
         leg.direction.answered(pending.number, packet.received)
         self._caps.answered(address)
         windows = leg.windows(large=pending.large)
@@ -346,15 +354,30 @@ class RailProbes:
         if not pending.large:
             rail.note_rtt(leg, max(0, ns - pending.sent_ns - packet.held_ns) / 1000)
 
-    def _answers(self, rail: ProbedRail, packet: ProbePacket, address: str, now: float) -> bool:
-        if packet.kind == CHECK:
-            if own_address(address, rail.link.addresses, self._networks) is None:
-                return False
-            return self._guests.admits(packet.node, packet.session, address) and rail.check_cap.take(now)
-        return address in rail.answers and rail.answer_cap.take(now)
+    def _answers_check(self, rail: ProbedRail, packet: ProbePacket, address: str, now: float) -> bool:
+        if own_address(address, rail.link.addresses, self._networks) is None:
+            return False
+        return self._guests.admits(packet.node, packet.session, address) and rail.check_cap.take(now)
 
-    def _refused(self, rail: ProbedRail, address: str) -> None:
-        now = self._clock()
+    def _answers_probe(
+        self, rail: ProbedRail, packet: ProbePacket, address: str, now: float
+    ) -> tuple[bool, int, int]:
+        """Return whether a probe is answered, its number if it shows its ticket, and the ticket."""
+        if address not in rail.answers:
+            return False, 0, 0
+        ticket = rail.answer_caps.ticket(address, packet.session)
+        shown = packet.ticket == ticket
+        count = rail.count(address, packet.session) if shown else 0
+        return rail.answer_caps.take(address, now, shown=shown), count, ticket
+
+    def _refused(self, rail: ProbedRail, address: str, packet: ProbePacket) -> None:
+        """A port-unreachable message about a packet. It counts only for a probe that is under way: anybody can send
+        such messages, and only who has seen the probe knows the session and the sequence."""
+        now, pending = self._clock(), self._pending.get(packet.sequence)
+        if packet.session != self._session or pending is None:
+            return
+        if pending.rail is not rail or pending.leg.partner.address != address:
+            return
         for leg in rail.legs.values():
             if leg.partner.address == address:
                 leg.small.refused(now)

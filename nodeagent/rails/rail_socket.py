@@ -35,14 +35,14 @@ _REFUSED = {(2, 3, 3), (3, 1, 4)}
 
 class RailSocket:
     """Takes over ``opened``. Calls ``on_packet(self, packet, length, address, port, received_ns)`` for each probe or
-    answer, and ``on_refused(address)`` for each port unreachable."""
+    answer, and ``on_refused(address, packet)`` for each port unreachable, with the packet that it is about."""
 
     def __init__(
         self,
         opened: socket.socket,
         interface: IpInterface,
         on_packet: Callable[[RailSocket, ProbePacket, int, str, int, int], object],
-        on_refused: Callable[[str], object],
+        on_refused: Callable[[str, ProbePacket], object],
     ) -> None:
         self.interface = interface
         self._socket, self._on_packet, self._on_refused = opened, on_packet, on_refused
@@ -89,14 +89,16 @@ class RailSocket:
         """Read the queue of errors; return whether there were any."""
         for count in range(_TURN):
             try:
-                _, ancillary, _, target = self._socket.recvmsg(64, 256, _ERRQUEUE)
+                raw, ancillary, _, target = self._socket.recvmsg(64, 256, _ERRQUEUE)
             except OSError:
                 return count > 0
+            if (packet := decode(raw)) is None:
+                continue
             for _, kind, data in ancillary:
                 if kind in (_IP_RECVERR, _IPV6_RECVERR) and len(data) >= _EXTENDED_ERROR.size:
                     _, *what, _, _ = _EXTENDED_ERROR.unpack_from(data)
                     if tuple(what) in _REFUSED:
-                        self._on_refused(target[0].partition("%")[0])
+                        self._on_refused(target[0].partition("%")[0], packet)
         return True
 
 

@@ -72,6 +72,8 @@ class GpuPublisher:
         self._trouble: DriverTrouble | None = None
         self._has_driver_news = False
         """Whether the driver has answered, or is known to be absent."""
+        self._has_list = False
+        """Whether the driver has listed its GPUs."""
 
     def publish_to(
         self,
@@ -149,7 +151,7 @@ class GpuPublisher:
         first, self._functions = self._functions is None, functions
         if first and self._has_driver_news:
             self._judged = self.health.judge_gpus(bus=self._bus())
-            self._take_all()
+            self._remember(self._take_all())
 
     def take_reading(self, reading: DriverReading) -> None:
         self._recall()
@@ -163,11 +165,16 @@ class GpuPublisher:
         self.version = reading.version
         answers = f"The GPU driver answers. version={reading.version!r} gpus={len(reading.readings)}"
         self.log_change("driver", answers, logging.INFO)
-        self._trouble, self._excluded = None, reading.excluded
+        self._trouble, self._excluded, self._has_list = None, reading.excluded, True
         self._judged = self.health.judge_gpus(
             readings=reading.readings, bus=self._bus(), mismatch=reading.mismatch
         )
-        self.remembered.update(self._take_all())
+        self._remember(self._take_all())
+
+    def _remember(self, gpus: tuple[Gpu, ...]) -> None:
+        """Keep the GPUs for the next agent. Without the bus their indexes may change."""
+        if self._functions is not None and self._has_list:
+            self.remembered.update(gpus)
 
     def _take_all(self) -> tuple[Gpu, ...]:
         """Publish the GPUs, find those that are unusable, and return the others."""

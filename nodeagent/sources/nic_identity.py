@@ -1,23 +1,21 @@
-"""Which card is behind a PF: permanent MAC addresses, and NICs that moved or are forgotten.
+"""Which card is behind a PF (``facts/card_identity.py``): permanent MACs, and NICs that moved or are forgotten.
 
 The kernel reports permanent MAC addresses under a lock that drivers hold for seconds. So they are read once for a
 netdev (again only for a PF, netdev or current MAC address that is new), with a time limit. Until they are read, the PCI
-address alone identifies a NIC.
+address alone identifies a NIC of Ethernet. The node GUID of InfiniBand is read with each scan.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from nodeagent.facts.card_identity import card_identity, ethernet_mac
 from nodeagent.facts.model import Function, Link
 
 ReadMacs = Callable[[], Awaitable[Mapping[str, str | None]]]
 """Returns the permanent MAC addresses by PCI address; empty if the kernel does not answer."""
-
-_ETHERNET = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 class NicIdentities:
@@ -52,31 +50,30 @@ class NicIdentities:
 
     def identified(self, links: Iterable[Link]) -> tuple[Link, ...]:
         """Return the links with their permanent MAC addresses, as far as they were read."""
-        recorded, macs = self._read is None, self._macs
-        return tuple(
-            replace(link, permanent_mac=ethernet_mac(link.mac if recorded else macs.get(link.pci_address)))
-            for link in links
-        )
+        return with_permanent_macs(links, None if self._read is None else self._macs)
 
     def known(
         self,
         functions: Iterable[Function],
-        macs: Mapping[str, str],
+        identities: Mapping[str, str],
         present: Sequence[Function],
         links: Sequence[Link],
         *,
         first: bool,
     ) -> tuple[tuple[Function, ...], dict[str, str]]:
-        """Return the functions that stay if they are missing, and the permanent MAC addresses by PCI address.
+        """Return the functions that stay if they are missing, and the identities by PCI address.
 
-        ``functions`` and ``macs`` are the last facts, ``present`` and ``links`` the new ones. A NIC that is at another
-        address now is not missing. ``first``: the last facts are those of an earlier agent, and a PF that is here may
-        have fewer VFs since.
+        ``functions`` and ``identities`` are the last facts, ``present`` and ``links`` the new ones. A NIC that is at
+        another address now is not missing. ``first``: the last facts are those of an earlier agent, and a PF that is
+        here may have fewer VFs since.
         """
         here = {function.pci_address for function in present}
-        now = {link.pci_address: link.permanent_mac for link in links if link.permanent_mac}
+        by_address = {link.pci_address: link for link in links}
+        pfs = {pf.pci_address: pf for pf in present if pf.parent is None}
+        read = {address: card_identity(pf, by_address.get(address)) for address, pf in pfs.items()}
+        now = {address: card for address, card in read.items() if card is not None}
         found = set(now.values())
-        gone = {address for address, mac in macs.items() if address not in here and mac in found}
+        gone = {address for address, card in identities.items() if address not in here and card in found}
         gone |= self.forgotten
         kept = tuple(
             function
@@ -85,10 +82,13 @@ class NicIdentities:
             and function.parent not in gone
             and not (first and function.parent in here)
         )
-        return kept, {address: mac for address, mac in macs.items() if address not in gone} | now
+        return kept, {address: card for address, card in identities.items() if address not in gone} | now
 
 
-def ethernet_mac(mac: str | None) -> str | None:
-    """``None`` for the address of IPoIB, whose first bytes change, and for one of zeros."""
-    mac = mac.lower() if mac else ""
-    return mac if _ETHERNET.fullmatch(mac) and mac.strip("0:") else None
+def with_permanent_macs(links: Iterable[Link], macs: Mapping[str, str | None] | None) -> tuple[Link, ...]:
+    """Return the links with these permanent MAC addresses, by PCI address. Without ``macs`` the machine is recorded,
+    and its current addresses count."""
+    return tuple(
+        replace(link, permanent_mac=ethernet_mac(link.mac if macs is None else macs.get(link.pci_address)))
+        for link in links
+    )

@@ -30,7 +30,8 @@ from msgspec.structs import replace
 from nodeagent.base.bounded_calls import Unanswered
 from nodeagent.base.supervise import either, end_tasks
 from nodeagent.facts.affinity import path_of
-from nodeagent.facts.model import Function, GpuFunction, Link, Rdma, UnreadValue
+from nodeagent.facts.card_identity import node_guid
+from nodeagent.facts.model import INFINIBAND, Function, GpuFunction, Link, Rdma, UnreadValue
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import NET, SysfsError, SysfsScan, Tree, naturally_sorted
 from nodeagent.sources.bounded_scan import BoundedScan, scan_now
@@ -66,7 +67,7 @@ def read_links(
     read = []
     for pf in functions:
         name = pf.netdev
-        if name is None and pf.link_type == "infiniband" and pf.rdma is not None:
+        if name is None and pf.link_type == INFINIBAND and pf.rdma is not None:
             name = pf.rdma.device
         if pf.parent is None and name is not None:
             before = known.get(pf.pci_address) if known else None
@@ -80,7 +81,7 @@ def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before
     """``None`` if the netdev does not exist any more."""
     tree = sysfs.tree
     port = f"{_PCI}/{pf.pci_address}/infiniband/{pf.rdma.device}/ports/1" if pf.rdma else None
-    state = sysfs.read(tree.text, f"{port}/state") if port and pf.link_type == "infiniband" else None
+    state = sysfs.read(tree.text, f"{port}/state") if port and pf.link_type == INFINIBAND else None
     if state is None and before is not None and before.netdev == name and before.admin_up:
         carrier = _carrier(sysfs, name)
         if carrier is not None and carrier == before.carrier:
@@ -140,12 +141,12 @@ _PCI = "/sys/bus/pci/devices"
 _VDPA = "/sys/bus/vdpa/devices"
 
 # include/linux/pci_ids.h: Ethernet, InfiniBand, and other network controllers.
-_LINK_TYPES = {0x0200: "ethernet", 0x0207: "infiniband", 0x0280: None}
+_LINK_TYPES = {0x0200: "ethernet", 0x0207: INFINIBAND, 0x0280: None}
 # The same file: VGA and 3D controllers, and NVIDIA. NVSwitches (0x0680) and the audio function (0x0403) are no GPUs.
 _GPU_CLASSES = (0x0300, 0x0302)
 _NVIDIA = 0x10DE
 # include/uapi/linux/if_arp.h
-_ARPHRD = {1: "ethernet", 32: "infiniband"}
+_ARPHRD = {1: "ethernet", 32: INFINIBAND}
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _UPLINK = re.compile(r"p\d+(s\d+)?")  # as DEVLINK_PORT_FLAVOUR_PHYSICAL is named
@@ -155,8 +156,8 @@ _VIRTFN = re.compile(r"virtfn(\d+)")
 
 class PciFacts(Struct, frozen=True):
     """One scan. Functions and GPUs are sorted by PCI address, links by name, sentences alphabetically. ``faults`` are
-    the structural faults of the functions, by PCI address. ``macs`` are the permanent MAC addresses by the PCI address
-    at which each was seen last, those of missing PFs too. ``unread``: see ``Snapshot``."""
+    the structural faults of the functions, by PCI address. ``identities`` are those of the PFs, missing ones too,
+    by the PCI address at which each was seen last. ``unread``: see ``Snapshot``."""
 
     product: str | None = None
     functions: tuple[Function, ...] = ()
@@ -164,7 +165,7 @@ class PciFacts(Struct, frozen=True):
     unreadable: tuple[str, ...] = ()
     faults: Faults = NO_FAULTS
     gpus: tuple[GpuFunction, ...] = ()
-    macs: Mapping[str, str] = {}
+    identities: Mapping[str, str] = {}
     unread: tuple[UnreadValue, ...] = ()
 
 
@@ -381,10 +382,12 @@ def _scan(
     first = not present
     present = keep_pod_values(present, (listed[address] for address in sorted(listed)))
     links = nics.identified(now.links)
-    known, macs = nics.known(before.functions, before.macs, present, links, first=first)
+    known, identities = nics.known(before.functions, before.identities, present, links, first=first)
     functions, faults = find_faults(present, links, known)
     faults = with_hanging(faults, functions, hanging)
-    facts = replace(now, functions=functions, links=links, faults=faults, macs=macs, unread=unread)
+    facts = replace(
+        now, functions=functions, links=links, faults=faults, identities=identities, unread=unread
+    )
     return facts, present
 
 
@@ -491,6 +494,9 @@ def _function(
             link_type = _ARPHRD.get(sysfs.netdev(tree.integer, netdev, "type") or 0, link_type)
     with sysfs.deciding(address, "rdma"):
         rdma = _rdma(sysfs, folder, names)
+    if rdma is not None and link_type == INFINIBAND and parent is None:
+        guid = sysfs.read(tree.text, f"{folder}/infiniband/{rdma.device}/node_guid")
+        rdma = replace(rdma, node_guid=node_guid(guid))
     numa_node = sysfs.read(tree.integer, f"{folder}/numa_node") if "numa_node" in names else None
     vfs = {name: _vf_number(sysfs, address, name, names) for name in ("num_vfs", "total_vfs")}
     return Function(

@@ -138,6 +138,41 @@ async def test_the_other_gpus_keep_their_indexes_and_their_resources_while_one_i
         assert [gpu.index for gpu in n.agent.inventory.snapshot.gpus] == list(range(8))
 
 
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_gpu_that_the_driver_does_not_list_at_the_first_start_has_its_index(restart: bool) -> None:
+    """It fails to initialize, so NVML counts without it, until a reset."""
+    async with node("dgx-h100") as n:
+        config = n.configure(
+            "resourcePrefix: nodeagent.io\nresources:\n"
+            "- {kind: gpu-mem, name: 'gpu-mem{gpu}', sliceMiB: 1024, select: {indexes: [0-3]}}\n"
+            "- {kind: gpu, name: gpu, select: {indexes: [4-7]}}\n"
+        )
+        lost = n.machine.gpus[2].address
+        uuids = [device.gpu.uuid for device in n.machine.gpus]
+        n.machine.lose_gpu(2)
+        n.machine.reload_driver()
+        await n.kubelet.start()
+        await n.start_agent(config)
+        await n.allocatable("nodeagent.io/gpu", 4)
+        assert set(n.kubelet.devices("nodeagent.io/gpu")) == set(uuids[4:])
+        indexes = [0, 1, 3, 4, 5, 6, 7]
+        assert [gpu.index for gpu in n.agent.inventory.snapshot.gpus] == indexes
+        stored = n.root / "var/lib/nodeagent/gpus.json"
+        await n.until(stored.exists)
+        assert [gpu["index"] for gpu in json.loads(stored.read_text())] == indexes
+        if restart:
+            await n.stop_agent()
+            await n.start_agent(config)
+        await n.allocatable("nodeagent.io/gpu-mem3", EACH)
+        n.machine.find_gpu(lost)
+        for index in range(4):
+            await n.allocatable(f"nodeagent.io/gpu-mem{index}", EACH)
+            held = {name.partition("::")[0] for name in n.kubelet.devices(f"nodeagent.io/gpu-mem{index}")}
+            assert held == {uuids[index]}
+        assert set(n.kubelet.devices("nodeagent.io/gpu")) == set(uuids[4:])
+        assert [gpu.index for gpu in n.agent.inventory.snapshot.gpus] == list(range(8))
+
+
 async def test_a_gpu_in_the_slot_of_another_one_takes_its_place(caplog: pytest.LogCaptureFixture) -> None:
     async with node() as n:
         await started(n)

@@ -9,7 +9,9 @@ pods.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +29,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.sources import pci_source
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
+from nodeagent_lab.sim.machine.state import octets
 from nodeagent_tools.doctor import kubelet_checks, nic_checks
 from nodeagent_tools.doctor.reads import Target
 from tests.dra.test_agent import kubeconfig
@@ -44,8 +47,10 @@ def nic(number: int) -> str:
 
 
 @asynccontextmanager
-async def rail_node(folder: Path, empty: tuple[int, ...] = (4,)) -> AsyncIterator[Node]:
-    async with node(str(model(folder))) as n:
+async def rail_node(
+    folder: Path, empty: tuple[int, ...] = (4,), link_type: str = "ethernet"
+) -> AsyncIterator[Node]:
+    async with node(str(model(folder, link_type))) as n:
         for slot in empty:
             n.machine.unplug(SLOTS[slot])
         yield n
@@ -186,13 +191,16 @@ async def test_another_card_in_the_same_slot_takes_the_rail_over(
         assert '"b8:3f:d2:00:00:01"' in (n.root / STATE).read_text()
 
 
-async def test_when_the_buses_are_numbered_in_another_way_the_rails_follow_the_cards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("link_type", ["ethernet", "infiniband"])
+async def test_when_the_buses_are_numbered_in_another_way_the_rails_follow_the_cards(
+    tmp_path: Path, link_type: str
+) -> None:
     """Every card appears one slot later, as when a card with a PCI bridge is added in front of them."""
-    async with rail_node(tmp_path) as n:
+    async with rail_node(tmp_path, link_type=link_type) as n:
         await n.kubelet.start()
         await start(n)
         await every_rail(n)
-        macs = {link.pci_address: link.mac for link in n.agent.inventory.snapshot.links}
+        macs = macs_of(n)
         one = PodSpec.single("one", {nic(0): 1})
         assert (await n.kubelet.admit(one)).admitted
         await n.stop_agent()
@@ -207,6 +215,104 @@ async def test_when_the_buses_are_numbered_in_another_way_the_rails_follow_the_c
         given = [set(all_held(n, pod)) for pod in [await admitted(n, number) for number in range(4)]]
         assert given == [vfs_of(slot) for slot in SLOTS[1:]]
         assert all(function.pci_address != SLOTS[0] for function in n.agent.inventory.snapshot.functions)
+
+
+def macs_of(n: Node) -> dict[str, str]:
+    """The permanent MAC addresses of the simulated PFs."""
+    return {pf.address: pf.mac or octets(n.machine.model, pf).hex(":") for pf in n.machine.pfs}
+
+
+def move(n: Node, moves: dict[int, int]) -> None:
+    """Cards change their slots while no agent runs."""
+    macs = macs_of(n)
+    for slot in moves:
+        n.machine.unplug(SLOTS[slot])
+    for old, new in moves.items():
+        n.machine.insert_card(SLOTS[new], macs[SLOTS[old]])
+        n.machine.plug(SLOTS[new])
+
+
+def without_guids(n: Node) -> None:
+    """Make the file of the rails that of an agent that knew no card of InfiniBand."""
+    content = json.loads((n.root / STATE).read_text())
+    for rail in (rail for entry in content["entries"] for rail in entry["rails"]):
+        assert rail["permanent_mac"].count(":") == 3
+        rail["permanent_mac"] = None
+        rail.pop("late", None)
+    for nic_ in content["nics"]:
+        for function in (nic_["pf"], *nic_["vfs"]):
+            (function["rdma"] or {}).pop("node_guid", None)
+    (n.root / STATE).write_text(json.dumps(content))
+
+
+async def test_an_update_learns_the_guids_of_the_cards_before_the_buses_are_renumbered(
+    tmp_path: Path,
+) -> None:
+    async with rail_node(tmp_path, (2, 3, 4), "infiniband") as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n, range(2))
+        await n.stop_agent()
+        without_guids(n)
+        await restart(n)
+        await every_rail(n, range(2))
+        await n.stop_agent()
+        move(n, {1: 3, 0: 2})
+        await start(n)
+        await n.until(lambda: n.agent.offering.rails == {SLOTS[2]: 0, SLOTS[3]: 1})
+        assert n.agent.offering.remarks == ()
+
+
+async def test_cards_that_no_record_knows_are_numbered_again_by_the_one_command_that_the_message_gives(
+    tmp_path: Path,
+) -> None:
+    async with rail_node(tmp_path, (2, 3, 4), "infiniband") as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n, range(2))
+        await n.stop_agent()
+        without_guids(n)
+        move(n, {0: 2, 1: 3})
+        await start(n)
+        await n.until(lambda: n.agent.offering.rails == {SLOTS[k]: k for k in range(4)})
+        for _ in range(2):  # the next agent says it too
+            await n.until(lambda: n.agent.offering.remarks != ())
+            (said,) = n.agent.offering.remarks
+            assert (
+                "2 NICs (nic0, nic1) went and 2 NICs (nic2, nic3) came: the PCI buses were renumbered" in said
+            )
+            await restart(n)
+        for number in (2, 3):
+            await n.allocatable(nic(number), VFS)
+        command = re.search("`nodeagent remembered (.*?)`", said)
+        assert command is not None
+        assert command[1] == "forget --all-rails"
+        assert (await rails(n, *command[1].split()))[0] == 0
+        await n.until(lambda: n.agent.offering.rails == {SLOTS[2]: 2, SLOTS[3]: 3})
+        await restart(n)
+        await n.until(lambda: n.agent.offering.rails == {SLOTS[2]: 0, SLOTS[3]: 1})
+        await every_rail(n, range(2))
+        assert n.agent.offering.remarks == ()
+
+
+async def test_two_of_three_cards_that_were_renumbered_are_named_by_the_command(tmp_path: Path) -> None:
+    async with rail_node(tmp_path, (3, 4), "infiniband") as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n, range(3))
+        await n.stop_agent()
+        without_guids(n)
+        move(n, {0: 3, 1: 4})
+        await start(n)
+        await n.until(lambda: n.agent.offering.remarks != ())
+        await n.allocatable(nic(4), VFS)  # so it is on the disk
+        (said,) = n.agent.offering.remarks
+        names = " ".join(SLOTS[k] for k in (0, 1, 3, 4))
+        assert f"`nodeagent remembered forget {names}`" in said
+        assert (await rails(n, "forget", *names.split()))[0] == 0
+        await n.until(lambda: n.agent.offering.rails == {SLOTS[k]: k for k in (2, 3, 4)})
+        await restart(n)
+        await n.until(lambda: n.agent.offering.rails == {SLOTS[3]: 0, SLOTS[4]: 1, SLOTS[2]: 2})
 
 
 async def admitted(n: Node, number: int) -> PodSpec:

@@ -307,7 +307,7 @@ class NodeHistory(RuleBasedStateMachine):
     def no_rail_moves(self) -> None:
         (entry,) = self.config().resources
         numbering = self.offering._offer.numbering
-        now = {rail.permanent_mac: rail.number for rail in numbering[selection(entry)] if rail.permanent_mac}
+        now = {rail.identity: rail.number for rail in numbering[selection(entry)] if rail.identity}
         for card, number in self.rail_of.items():
             assert now.get(card, number) == number, (card, now)
         present = set(self.cards) - {""}

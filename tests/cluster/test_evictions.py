@@ -61,8 +61,8 @@ def known(causes):
 def evicting(client, inventory, causes=failed, after_s=0.01, rate=None, **settings):
     """The evictions of an agent, without their wait between turns."""
     rate = rate or RateLimit(100, 100)
-    pods = held_pods(client, inventory)
-    return Evictions(client, inventory, causes, after_s, node="gpu-0", pods=pods, rate=rate, **settings)
+    settings.setdefault("pods", held_pods(client, inventory))
+    return Evictions(client, inventory, causes, after_s, node="gpu-0", rate=rate, **settings)
 
 
 def telling(client, inventory, board):
@@ -358,7 +358,8 @@ async def test_a_conflict_ends_the_cause_for_another_uid_and_is_a_refusal_for_th
 ):
     inventory, deliveries = Inventory(), Deliveries()
     publish(inventory, snapshot([None, DOWN], [None]))
-    server.fail("409", resource="pods/eviction", message="the UID in the precondition does not match")
+    if not other:
+        server.fail("409", resource="pods/eviction", message="the object has been modified")
     evictions = evicting(client, inventory, delivery=deliveries.of("evictions"), budget_s=5.0)
     replaced, evict = [], client.evict
 
@@ -374,6 +375,44 @@ async def test_a_conflict_ends_the_cause_for_another_uid_and_is_a_refusal_for_th
     await asyncio.sleep(60)
     assert deliveries.of("evictions").results == ({} if other else {"refused": 1, "ok": 1})
     assert len(server.objects("pods")) == (2 if other else 1)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_without_the_right_to_read_pods_another_pod_of_the_name_is_no_refusal(
+    server, client, running, gone
+):
+    """An over-use has the UID without the API server."""
+    inventory, board, deliveries = Inventory(), NoticeBoard(), Deliveries()
+    publish(inventory, snapshot([None], [None]))
+    right = 'pods "b" is forbidden: User "x" cannot get resource "pods" in API group "" in the namespace "default"'
+    server.fail("403", verb="get", resource="pods", message=right, times=None)
+    await client.delete(PODS, "b", namespace="default")
+    if not gone:
+        server.put(running_pod("b", "of-the-successor", node="gpu-1"))
+    causes = over_use("b")
+    running(telling(client, inventory, board))
+    delivery = deliveries.of("evictions")
+    running(evicting(client, inventory, lambda _: causes, pods=None, board=board, delivery=delivery).run())
+    await asyncio.sleep(BUDGET_S / 2)
+    assert server.counts["create", "pods/eviction"] == 1
+    assert deliveries.of("evictions").results == {}
+    assert not [one for one in server.objects("events") if "vict" in one["reason"]]
+    assert len(server.objects("pods")) == (1 if gone else 2)
+
+
+async def test_a_device_whose_holder_is_not_known_yet_changes_nothing_for_the_other_one_of_the_pod():
+    """Its UID was not found, because the kubelet did not answer."""
+    queue = EvictionQueue(300)
+    pod, second = ("default", "b"), EvictionCause("GPU-1", "it has failed", None, "u1")
+    queue.observe({pod: second}, 0)
+    queue.not_before[pod] = 900.0
+    first = EvictionCause("GPU-0", "it has failed", None, "", more=(second,))
+    queue.observe({pod: first}, 290)
+    assert queue.since[pod] == 0
+    assert queue.not_before == {pod: 900.0}
+    queue.observe({pod: first._replace(more=(second._replace(uid="u2"),))}, 295)
+    assert queue.since[pod] == 295, "another pod has the name"
+    assert queue.not_before == {}
 
 
 async def test_a_pod_that_somebody_else_has_asked_to_end_is_not_evicted(server, client, running):

@@ -5,26 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nodeagent.base.backoff import RateLimit
-from nodeagent.cluster.evictions import EvictionCause, Evictions
+from nodeagent.cluster.evictions import Causes, Evictions, failed_device_causes
 from nodeagent.cluster.held_pods import HeldDevice, HeldPods
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding
 from nodeagent.kube.failure import ApiError
 from tests.support import virtual_time
-from tests.support.cluster_node import GPU_LOST, running_pod, snapshot
+from tests.support.cluster_node import GPU_LOST, offered, running_pod, snapshot
 from tests.support.examples import examples
 
 HERE, ELSEWHERE = "gpu-0", "gpu-1"
 NAMES, DEVICES = ("worker-0", "worker-1"), ("GPU-0", "GPU-1")
 AFTER_S = 20.0
+BUDGET = "Cannot evict pod as it would violate the pod's disruption budget."
 
 
 class Cluster:
@@ -38,8 +41,8 @@ class Cluster:
         self.pods: dict[str, dict[str, Any]] = {}
         self.changes: list[tuple[str, str, str]] = []
         """Pods of this node that came and went, and that the kubelet does not know yet."""
-        self.running: dict[str, tuple[str, str]] = {}
-        """The name and the device of each pod that the kubelet runs, by UID."""
+        self.running: dict[str, tuple[str, tuple[str, ...]]] = {}
+        """The name and the devices of each pod that the kubelet runs, by UID."""
         self.failed: dict[str, float] = {}
         """Since when each failed device has failed."""
         self.held: dict[str, set[str]] = {}
@@ -48,6 +51,8 @@ class Cluster:
         """Steps that happen before the next requests, one before each."""
         self.made = 0
         self.kubelet_answers = True
+        self.refuses = False
+        """A disruption budget refuses each eviction."""
         self.inventory = Inventory()
         self.look()
 
@@ -78,17 +83,18 @@ class Cluster:
         self.do_make(name, node)
 
     def do_kubelet(self) -> None:
-        """The kubelet learns of the next change. It gives a pod a device that is not held, and has not failed."""
+        """The kubelet learns of the next change. It gives a pod devices that are not held, and have not failed: the
+        first worker one, the second one all that are left."""
         if not self.changes:
             return
         change, name, uid = self.changes.pop(0)
         if change == "remove":
             self.running.pop(uid, None)
             return
-        taken = {device for _, device in self.running.values()}
+        taken = {device for _, devices in self.running.values() for device in devices}
         free = [device for device in DEVICES if device not in taken and device not in self.failed]
         if free:
-            self.running[uid] = name, free[0]
+            self.running[uid] = name, tuple(free if name == NAMES[1] else free[:1])
             pod = self.pods.get(name)
             if pod is not None and pod["metadata"]["uid"] == uid:
                 pod["status"] = {"phase": "Running", "startTime": "2026-11-28T12:00:00Z"}
@@ -114,10 +120,13 @@ class Cluster:
     def do_silent(self) -> None:
         self.kubelet_answers = not self.kubelet_answers
 
+    def do_budget(self) -> None:
+        self.refuses = not self.refuses
+
     def note(self) -> None:
-        for uid, (_, device) in self.running.items():
-            if device in self.failed:
-                self.held.setdefault(uid, set()).add(device)
+        for uid, (_, devices) in self.running.items():
+            if failed := self.failed.keys() & devices:
+                self.held.setdefault(uid, set()).update(failed)
 
     def look(self) -> None:
         """The agent reads podresources, and publishes the answer."""
@@ -126,8 +135,8 @@ class Cluster:
 
     def holdings(self) -> tuple[Holding, ...]:
         return tuple(
-            Holding("default", name, "main", "x/mem", (f"{device}::0",))
-            for name, device in sorted(self.running.values())
+            Holding("default", name, "main", "x/mem", tuple(f"{device}::0" for device in devices))
+            for name, devices in sorted(self.running.values())
         )
 
     # --- what the agent asks ------------------------------------------------------------------------------
@@ -152,17 +161,21 @@ class Cluster:
             raise ApiError("create", "/", 404, "NotFound", "")
         if self.pods[name]["metadata"]["uid"] != uid:
             raise ApiError("create", "/", 409, "Conflict", "the UID in the precondition does not match")
+        if self.refuses:
+            raise ApiError("create", "/", 429, "TooManyRequests", BUDGET)
         self.evicted.append(uid)
         self.do_delete(name)
 
-    def causes(self, facts: Any) -> dict[tuple[str, str], EvictionCause]:
-        return {
-            ("default", it.pod): EvictionCause(
-                device, f"{device} has failed", self.failed[device], ids=it.device_ids, turn=device
-            )
-            for it in facts.holdings or ()
-            if (device := it.device_ids[0].partition("::")[0]) in self.failed
-        }
+    def causes(self, facts: Any) -> Causes:
+        failed = set(self.failed)
+        made = snapshot([], [GPU_LOST if device in failed else None for device in DEVICES])
+        facts = structs.replace(facts, gpus=made.gpus)
+        now = time.monotonic()
+
+        def failed_s(keys: Collection[str]) -> float | None:
+            return next((now - self.failed[key] for key in keys if key in failed), None)
+
+        return failed_device_causes(facts, offered(facts), failed_s, now)
 
 
 STEPS = st.sampled_from(
@@ -178,6 +191,7 @@ STEPS = st.sampled_from(
         *["kubelet"] * 4,
         *["look"] * 2,
         "silent",
+        "budget",
         *["time"] * 3,
     ]
 )
@@ -206,7 +220,7 @@ async def played(steps: list[str], between: list[str]) -> Cluster:
                 await asyncio.sleep(0.01)
         # The world stands still, and everybody learns of it: what holds a failed device goes.
         cluster.between.clear()
-        cluster.kubelet_answers = True
+        cluster.kubelet_answers, cluster.refuses = True, False
         for _ in range(3):
             while cluster.changes:
                 cluster.do_kubelet()
@@ -238,7 +252,7 @@ def test_only_a_pod_that_held_the_failed_device_here_is_evicted_and_each_such_po
 ) -> None:
     cluster = virtual_time.run(played(steps, between))
     assert [uid for uid in cluster.evicted if uid not in cluster.held] == []
-    left = {uid for uid, (_, device) in cluster.running.items() if device in cluster.failed}
+    left = {uid for uid, (_, devices) in cluster.running.items() if cluster.failed.keys() & devices}
     assert left == set(), "an eviction was due"
 
 
@@ -275,7 +289,7 @@ async def test_a_pod_that_has_ended_and_one_of_another_node_hold_nothing_here() 
     cluster = Cluster()
     client: Any = cluster
     pods, one = HeldPods(client, HERE, cluster.read_holdings), HeldDevice("default", "worker-0", "GPU-0")
-    cluster.running["u1"] = "worker-0", "GPU-0"
+    cluster.running["u1"] = "worker-0", ("GPU-0",)
     for pod in (
         running_pod("worker-0", "u1", node=ELSEWHERE),
         running_pod("worker-0", "u1") | {"status": {"phase": "Failed", "startTime": "2026-11-28T12:00:00Z"}},

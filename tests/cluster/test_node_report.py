@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nodeagent.cluster.node_report import HOLDERS_MAX, REPORT, NodeReporter, body, report
+from nodeagent.cluster.node_report import HOLDERS_MAX, REPORT, NodeReporter, body, rails_of, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
 from nodeagent.fabric.maintenance import MAINTENANCE
 from nodeagent.fabric.nodelinks import Contender, GpuMemoryLevel, NodeLinks, ReportedId, convert, decode
@@ -324,11 +324,21 @@ def test_pfs_with_one_rail_are_links_of_their_own():
 def test_an_infiniband_link_names_its_rdma_device():
     """`ibnetdiscover` names adapters so. The netdev of IPoIB has any name, and its address may be unknown."""
     facts = snapshot(count=2)
-    infiniband = replace(function(1), link_type="infiniband", rdma=Rdma("mlx5_7"))
-    ethernet = replace(function(0), rdma=Rdma("mlx5_0"))
+    guid = "0c42:a103:0016:054c"
+    infiniband = replace(function(1), link_type="infiniband", rdma=Rdma("mlx5_7", node_guid=guid))
+    ethernet = replace(function(0), rdma=Rdma("mlx5_0", node_guid="b83f:d203:0000:0001"))
     made = report_of(replace(facts, functions=(ethernet, infiniband)))
     assert [one.rdma_device for one in made.links] == [None, "mlx5_7"]
+    assert [one.node_guid for one in made.links] == [None, guid]
     assert body(made, None)["links"][1]["rdmaDevice"] == "mlx5_7"
+    assert body(made, None)["links"][1]["nodeGuid"] == guid
+    assert [rail.identity for rail in rails_of(made)] == [link(0).mac, guid]
+    # While the driver is loaded again, and in the report of an agent that gave no GUID
+    without = replace(facts, functions=(ethernet, replace(infiniband, rdma=None)))
+    assert report(without, "gpu-0", RAILS, made, now=NOON + 300).links[1].node_guid == guid
+    ipoib = "00:00:10:49:fe:80:00:00:00:00:00:00:0c:42:a1:03:00:16:05:4c"
+    older = replace(made, links=(made.links[0], replace(made.links[1], node_guid=None, mac=ipoib)))
+    assert [rail.identity for rail in rails_of(older)] == [link(0).mac, None]
 
 
 def test_a_missing_nic_without_a_rail_leaves_the_report():
@@ -678,6 +688,20 @@ def test_a_holder_keeps_its_time_over_restarts_and_while_podresources_does_not_a
     assert unanswered.holders == later.holders
     assert report_of(held(), later, 120.0, with_holders=True).holders == ()
     assert report_of(held(TRAINER), later, 120.0).holders == (), "the setting was switched off"
+
+
+def test_the_next_pod_of_a_name_has_a_time_of_its_own():
+    """Without a look at podresources in between, its VFs tell them apart."""
+    first = report_of(held(TRAINER), with_holders=True)
+    more = report_of(
+        held(TRAINER, holding("trainer", "0000:18:00.2", container="side")), first, 30.0, with_holders=True
+    )
+    fewer = report_of(held(holding("trainer", "0000:19:00.2")), more, 45.0, with_holders=True)
+    again = report_of(
+        held(holding("trainer", "0000:18:00.2", "0000:19:00.1")), fewer, 60.0, with_holders=True
+    )
+    times = [holder.since[11:] for made in (first, more, fewer, again) for holder in made.holders]
+    assert times == ["12:00:00Z", "12:00:00Z", "12:00:00Z", "12:01:00Z"]
 
 
 def test_a_node_full_of_pods_has_a_bounded_report_that_the_definition_accepts():

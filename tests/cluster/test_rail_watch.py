@@ -234,6 +234,29 @@ async def test_whose_check_is_answered_is_read_in_its_own_report() -> None:
     task.cancel()
 
 
+async def test_names_that_no_node_can_have_are_asked_of_nobody_and_a_server_that_is_away_is_no_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A packet of a check carries any bytes as the name of its node."""
+    watch, server = RailWatch(RailsSettings(probe=True), Inventory(), dict), Reports()
+    task = asyncio.create_task(watch.run(server, "gpu-0", "nodeagent"))  # type: ignore[arg-type]
+    while watch._probes is None:
+        await asyncio.sleep(0)
+    strange = ("", "..", "GPU-1", "a/b", "a?watch=1", "a\n", "-a", "a-", "ä", "a" * 254, "%2e%2e")
+    assert [await watch._addresses(name) for name in strange] == [frozenset()] * len(strange)
+    assert not server.asked
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        assert await watch._addresses("gpu-9") == frozenset()
+        assert not caplog.records, "strangers make up names"
+        server.answers["gpu-1"] = ApiError("get", "/", 503, "ServiceUnavailable", "not now")
+        assert await watch._addresses("gpu-1") is None
+        server.answers["gpu-1"] = {"links": 1}
+        assert await watch._addresses("gpu-1") == frozenset()
+    assert len(caplog.records) == 2
+    task.cancel()
+
+
 class Reports:
     """An API server with NodeLinks."""
 
@@ -246,4 +269,6 @@ class Reports:
         self.asked.append(name)
         if name not in self.answers:
             raise ApiError("get", "/", 404, "NotFound", "gone")
+        if isinstance(self.answers[name], Exception):
+            raise self.answers[name]
         return self.answers[name]

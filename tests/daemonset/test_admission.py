@@ -340,6 +340,23 @@ def test_an_eviction_by_name_is_refused_with_the_remedy_and_not_as_a_missing_rig
     assert ApiError("create", "/api/v1/pods", 422, "Invalid", rule["message"]).refused
 
 
+@pytest.mark.parametrize(
+    ("agent", "policy", "passes"),
+    [("old", "old", True), ("old", "new", False), ("new", "old", True), ("new", "new", True)],
+)
+def test_evictions_while_agent_and_policy_are_of_two_versions(agent: str, policy: str, passes: bool) -> None:
+    """Before 0.2.0 an agent named the UID for over-use alone, and the policy demanded none."""
+    manifests = built("overlays/evictions")
+    if policy == "old":
+        spec = named(manifests, "ValidatingAdmissionPolicy", "nodeagent-evictions")["spec"]
+        spec["validations"] = [
+            rule for rule in spec["validations"] if "must have the UID" not in rule.get("message", "")
+        ]
+        assert len(spec["validations"]) == 3
+    request = eviction() if agent == "new" else BY_NAME["by name alone"]
+    assert (refusals(manifests, request) == []) is passes
+
+
 # Nodes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,6 +44,7 @@ from tests.support.dra_node import (
 )
 from tests.support.kind_machines import gpu_of
 from tests.support.mig_driver import MigDriver, caps
+from tests.support.waiting import until
 
 FACTS = machine()
 GPU, PF = gpus_of(FACTS)[0], pfs_of(FACTS)[0]
@@ -248,6 +250,79 @@ async def test_a_removed_socket_comes_back(node: DraNode) -> None:
                 break
             except SandboxError:  # the kubelet syncs the pod again
                 await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ["plugins", "plugins_registry"])
+async def test_the_kubelets_folders_may_be_removed_and_created_again(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    monkeypatch.setattr(kubelet_service, "RETRY_FIRST_S", 0.05)
+    folder, dra = node.folder / "k" / name, node.kubelet.dra
+    shutil.rmtree(folder)
+    await node.kubelet.until(lambda: not dra.registered(DRIVER))
+    folder.mkdir(exist_ok=True)
+    await node.kubelet.until(lambda: dra.registered(DRIVER))
+    await until(lambda: node.driver.unregistered is None)
+    await node.kubelet.dra.prepare("pod", [node.schedule("c", result(PF, 1, "r"))])
+
+
+async def test_a_driver_that_the_kubelet_has_dropped_registers_again(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet opens the stream of health again every five seconds as long as it knows the driver."""
+    monkeypatch.setattr(kubelet_service, "UNWATCHED_S", 0.1)
+    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    where, dra = (DRIVER, f"{NODE}/gpu", GPU.name), node.kubelet.dra
+    await node.kubelet.until(lambda: where in dra.health)
+    before = node.registrations
+    await dra.disconnect(DRIVER)
+    assert not dra.registered(DRIVER)
+    await node.kubelet.until(lambda: node.registrations > before)
+    await node.kubelet.until(lambda: dra.registered(DRIVER) and where in dra.health)
+    await node.kubelet.dra.prepare("pod", [node.schedule("c", result(PF, 1, "r"))])
+
+
+async def test_a_driver_without_a_kubelet_is_not_registered(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet_service, "UNWATCHED_S", 0.1)
+    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    await node.kubelet.until(lambda: (DRIVER, f"{NODE}/gpu", GPU.name) in node.kubelet.dra.health)
+    await node.kubelet.kill()
+    await until(lambda: node.driver.unregistered)
+    assert "has stopped to watch" in (node.driver.unregistered or "")
+    await node.kubelet.start()
+    await until(lambda: node.driver.unregistered is None)
+
+
+@pytest.mark.parametrize("before", [("v1alpha1.DRAResourceHealth",), ()], ids=["until-now", "never"])
+async def test_a_kubelet_that_does_not_watch_the_health_has_not_dropped_the_driver(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...]
+) -> None:
+    """Kubelets before 1.36 open no stream of health, and later ones none while ``ResourceHealthStatus`` is off."""
+    monkeypatch.setattr(kubelet_service, "UNWATCHED_S", 0.1)
+    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    await node.stop()
+
+    async def restarted(*health: str) -> None:
+        known = node.registrations
+        await node.kubelet.kill()
+        node.kubelet.dra.knows = ("v1.DRAPlugin", *health)
+        await node.kubelet.start()
+        if node.task is None:
+            await node.start()
+        await node.kubelet.until(lambda: node.registrations > known)
+
+    await restarted(*before)
+    if before:
+        await node.kubelet.until(lambda: bool(node.kubelet.dra.health))
+        await restarted()
+    known = node.registrations
+    for _ in range(10):
+        await asyncio.sleep(0.05)
+        assert node.driver.unregistered is None
+    assert node.registrations == known
 
 
 async def test_the_kubelet_gets_the_reason_of_a_fault_and_its_end(node: DraNode) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from nodeagent.dra.claim_preparation import Occupied, prepare_claim
 from nodeagent.dra.devices import PfDevice
 from nodeagent.dra.offered import without_plugin_holders
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings
+from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Link, Snapshot
 from nodeagent.kinds import Refused
+from nodeagent.kubelet.rail_memory import RailMemory
+from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer
 from nodeagent_lab.sim.apiserver import resource_slices
 from nodeagent_lab.sim.claim_allocator import AllocationError, allocate
@@ -62,6 +66,26 @@ def test_each_vf_is_a_device_by_rail_and_index_and_no_pf_is_one() -> None:
     ]
     assert devices[0].name == "vf-" + devices[0].vfs[0].replace(":", "-").replace(".", "-")
     assert len({it.name for it in devices}) == 8
+
+
+async def test_a_rail_keeps_its_number_over_a_restart_without_the_nic_before_it(tmp_path: Path) -> None:
+    """A DeviceClass selects by the rail: another number would put pods on another network."""
+    config = load(CONFIG, name="test.yaml")
+
+    async def offered(facts: Snapshot) -> list[PfDevice]:
+        memory, inventory = RailMemory(tmp_path, tmp_path / "checkpoint", pod_resources=True), Inventory()
+        inventory.publish("pci", functions=facts.functions)
+        offer = Offer(config, memory.content.numbering)
+        devices = offer.dra_devices(facts)
+        await KeptRails(memory, inventory).save(offer, (), facts)
+        return [it for it in devices if isinstance(it, PfDevice)]
+
+    first, second = before = await offered(FACTS)
+    assert (first.rail, second.rail) == (0, 1)
+    gone = (first.pf.pci_address, *first.vfs)
+    left = tuple(it for it in FACTS.functions if it.pci_address not in gone)
+    assert await offered(replace(FACTS, functions=left)) == [second]
+    assert await offered(FACTS) == before
 
 
 def test_a_claim_gets_vfs_of_one_index_on_all_planes_or_waits() -> None:

@@ -139,9 +139,10 @@ def test_a_refusal_names_what_keeps_the_device_away(before: Health, said: str) -
     ("cordon", "macs", "expected"),
     [
         (CORDON, {NIC.pci_address: "02:00:00:00:00:01"}, {NIC.pci_address}),  # its MAC address was not known then
-        (Cordon("0000:99:00.0", "nic0", "", mac="02:00:00:00:00:01"), {"0000:01:00.0": "02:00:00:00:00:01"},
+        (Cordon("0000:99:00.0", "nic0", "", identity="02:00:00:00:00:01"), {"0000:01:00.0": "02:00:00:00:00:01"},
          {"0000:01:00.0"}),  # the card was moved
-        (Cordon("0000:01:00.0", "nic0", "", mac="02:00:00:00:00:99"), {"0000:01:00.0": "02:00:00:00:00:01"}, set()),
+        (Cordon("0000:01:00.0", "nic0", "", identity="02:00:00:00:00:99"), {"0000:01:00.0": "02:00:00:00:00:01"},
+         set()),
         (Cordon("GPU-1", "gpu0", ""), {}, {"GPU-1"}),
     ],
 )  # fmt: skip

@@ -137,7 +137,7 @@ async def test_the_page_and_the_command_explain_health(
                 "no counter of losses is read here"
             )
             assert re.search(r"^  nic1 +enp154s0np0 +0000:9a:00.0 ", detail, re.MULTILINE), name
-        assert await asyncio.to_thread(main, [*verb, "nic7"]) == 1
+        assert await asyncio.to_thread(main, [*verb, "nic7"]) == 2
         assert "did you mean nic" in capsys.readouterr().err
 
 
@@ -154,7 +154,7 @@ def test_the_command_reads_the_machine_without_an_agent(
     assert "no agent runs here" in output.err
     assert "unused" in output.out
     assert "carrier_down" in output.out
-    assert main(["health", "--root", str(root), "nobody"]) == 1
+    assert main(["health", "--root", str(root), "nobody"]) == 2
     assert "enp154s0np0" in capsys.readouterr().err
     assert main(["health", "--root", str(root), "--json"]) == 0
     assert {view["kind"] for view in json.loads(capsys.readouterr().out)} == {"nic", "gpu"}

@@ -35,3 +35,8 @@ def test_lasers_that_are_off_unused_or_not_measured_are_no_fault() -> None:
     assert "optics_laser" not in judged(LIT | DARK).reasons(), "a module without limits of its own"
     assert "optics_laser" not in judged(LIT | LIMIT | DARK, admin_up=False).reasons()
     assert "optics_laser" not in judged(LIT | LIMIT | DARK | {"module_ready": 0}).reasons()
+
+
+def test_an_unplugged_fiber_accuses_no_module() -> None:
+    unlit = {f"rx_power_watts/{lane}": 0.0 for lane in range(1, 5)}
+    assert judged(LIT | LIMIT | unlit | {"rx_power_watts_low_alarm": 1e-4}).reasons() == ["carrier_down"]

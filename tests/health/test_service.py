@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.facts.affinity import Affinity, affinity, root_port
-from nodeagent.facts.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
+from nodeagent.facts.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, Rdma, State
 from nodeagent.health.cabling import PlanError, Port
 from nodeagent.health.health_settings import RuleSettings
 from nodeagent.health.nic import roles
@@ -124,6 +124,31 @@ async def test_a_fault_outlives_the_agent_and_does_not_apply_to_another_card(tmp
     assert reasons_after_restart(tmp_path, another) == []
     nameless = (replace(UP[0], mac=None), UP[1])
     assert reasons_after_restart(tmp_path, nameless) == ["carrier_down"], "an unknown identity matches any"
+
+
+async def test_a_record_of_an_earlier_agent_with_the_address_of_ipoib_is_that_of_the_nic(
+    tmp_path: Path,
+) -> None:
+    """The address begins with the number of a queue pair, which changes; now the node GUID identifies the card."""
+    state_file = StateFile.open(tmp_path)
+    judge = HealthService(with_rules(), state_file=state_file)
+    for links in (UP, DOWN, UP):
+        judged(judge, links)
+    judge.store()
+    content = state_file.content()
+    ipoib = "00:00:10:49:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:00:00:01"
+    stored = replace(content, entries=[replace(entry, identity=ipoib) for entry in content.entries])
+    state_file.file.write(stored)
+    infiniband = tuple(
+        replace(function, link_type="infiniband", rdma=Rdma("mlx5_0", node_guid="0c42:a103:0016:054c"))
+        for function in find_faults(ALL, UP)[0]
+    )
+    after = HealthService(with_rules(), state_file=StateFile.open(tmp_path))
+    found = after.judge_functions(infiniband, tuple(replace(link, mac=ipoib) for link in UP))
+    assert [reason.key for reason in found[0].health.reasons] == ["carrier_down"]
+    after.store()
+    identities = {entry.identity for entry in after.state_file.content().entries}
+    assert identities == {"0c42:a103:0016:054c"}
 
 
 class Agents:

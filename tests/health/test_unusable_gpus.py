@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from nodeagent.facts.model import Gpu, GpuFunction, Snapshot, State
@@ -98,6 +101,82 @@ def test_a_lost_gpu_keeps_its_index_whatever_the_order_of_the_uuids() -> None:
     judge.recall([reading(0, "GPU-z"), reading(1, "GPU-a")], 0)
     judge.take_readings([reading(0, "GPU-a", 1)], 1)
     assert {uuid: gpu.index for uuid, gpu in judge.devices.items()} == {"GPU-z": 0, "GPU-a": 1}
+
+
+PLACES = range(6)
+
+
+def listed(shown: Collection[int], unnamed: Collection[int] = ()) -> list[GpuReading]:
+    """The list of NVML, which counts the GPUs that it has in the order of the bus. Some of them have no name."""
+    return [
+        GpuReading(index, fault="Unknown Error")
+        if place in unnamed
+        else reading(index, f"GPU-{place}", place)
+        for index, place in enumerate(sorted({*shown, *unnamed}))
+    ]
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sets(st.sampled_from(PLACES)), st.sampled_from(["bus first", "driver first", "same agent"])
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    unnamed=st.sets(st.sampled_from(PLACES)),
+)
+@example(steps=[({1, 2}, "driver first"), ({0, 1, 2}, "same agent")], unnamed=set())
+@example(steps=[({0, 3}, "bus first"), (set(PLACES), "driver first")], unnamed={1})
+@example(steps=[({0}, "bus first"), ({2}, "bus first")], unnamed=set())
+def test_a_gpu_has_one_index_from_its_first_publication_on_whichever_others_the_driver_lists(
+    steps: list[tuple[set[int], str]], unnamed: set[int]
+) -> None:
+    """GPUs fail to initialize from time to time, before and after starts of agents. At first some have no name."""
+    bus = {f"0000:{n:02x}:00.0": GpuFunction(f"0000:{n:02x}:00.0", "nvidia") for n in PLACES}
+    judge = GpuJudge()
+    kept: dict[int, int] = {}
+    for now, (shown, order) in enumerate(steps):
+        if order != "same agent":
+            judge = GpuJudge()
+            judge.recall([reading(index, f"GPU-{place}", place) for place, index in kept.items()], now)
+        readings = listed(shown, () if now else unnamed)
+        judge.take_readings(readings, now, None if order == "driver first" else bus)
+        if order == "driver first":
+            judge.locate(bus, now)
+        kept = {int(uuid[4:]): gpu.index for uuid, gpu in judge.devices.items()}
+        assert kept.keys() >= {int(one.uuid[4:]) for one in readings if one.uuid is not None}
+        assert all(place == index for place, index in kept.items())
+
+
+def test_a_gpu_that_a_person_keeps_from_the_driver_has_no_place_in_its_count() -> None:
+    bus = {
+        "0000:00:00.0": GpuFunction("0000:00:00.0", "vfio-pci"),
+        "0000:01:00.0": GpuFunction("0000:01:00.0", "nvidia", excluded=True),
+        "0000:02:00.0": GpuFunction("0000:02:00.0", "nouveau"),
+    }
+    judge = GpuJudge()
+    judge.take_readings([reading(0, "GPU-a", 3)], 0, bus)
+    assert judge.devices["GPU-a"].index == 0
+
+
+def test_an_index_of_an_earlier_agent_stays_although_that_one_did_not_count_a_hidden_gpu() -> None:
+    bus = {f"0000:0{n}:00.0": GpuFunction(f"0000:0{n}:00.0", "nvidia") for n in range(2)}
+    judge = GpuJudge()
+    judge.recall([reading(0, "GPU-b", 1)], 0)
+    judge.take_readings([reading(0, "GPU-b", 1)], 1)
+    judge.locate(bus, 2)
+    assert judge.devices["GPU-b"].index == 0
+    judge.take_readings([reading(0, "GPU-a", 0), reading(1, "GPU-b", 1)], 3, bus)
+    assert {uuid: gpu.index for uuid, gpu in judge.devices.items()} == {"GPU-a": 0, "GPU-b": 1}
+
+
+def test_gpus_are_stored_once_the_bus_is_known(tmp_path: Path) -> None:
+    publisher = GpuPublisher(HealthService(), RememberedGpus(tmp_path))
+    publisher.take_reading(DriverReading("580", (reading(0, "GPU-b", 1),), {}))
+    assert publisher.remembered.gpus == ()
+    publisher.take_functions(tuple(GpuFunction(f"0000:0{n}:00.0", "nvidia") for n in range(2)))
+    assert [(gpu.uuid, gpu.index) for gpu in publisher.remembered.gpus] == [("GPU-b", 1)]
 
 
 def test_the_minor_number_of_a_gpu_that_is_not_listed_is_unknown() -> None:

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.host.eeprom import IDENTIFIER, cmis, decode, missing, sff8472, sff8636
-from nodeagent.host.eeprom.image import DIAGNOSTICS, Area, EepromError, Image, Medium
+from nodeagent.host.eeprom.image import (
+    DIAGNOSTICS,
+    AlarmThresholds,
+    Area,
+    EepromError,
+    Image,
+    Medium,
+    plausible,
+)
 from nodeagent.sampling.transceiver_reader import module_values
 
 Pages = dict[tuple[int, int], bytearray]
@@ -142,6 +150,32 @@ def test_the_thresholds_of_a_passive_qsfp_cable_are_not_read():
     module = decode(image)
     assert (module.medium, module.celsius, module.lanes, module.limits) == (Medium.PASSIVE, None, {}, {})
     assert not [byte for byte in touched if byte[1] == 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ((75, -5, 70, 0), (75, -5, 70, 0)),
+        ((75, -5, 0, 0), (75, -5, 75, -5)),  # warnings that nobody has filled in
+        ((75, -5, 20, 40), (75, -5, 75, -5)),  # each on the other's side
+        ((75, -5, 80, 0), (75, -5, 75, -5)),
+        ((0, 0, 41, 39), None),  # alarms that nobody has filled in
+        ((-1, -1, 20, 0), None),
+        ((-5, 75, 0, 70), None),
+    ],
+)
+def test_a_warning_is_between_the_alarms_or_it_is_none(words: tuple[int, ...], kept: tuple[int, ...] | None):
+    pages = sff8636_image()
+    put(pages, 3, 128, "4h", *(256 * word for word in words))
+    limits = decode(read(pages)[0]).limits.get("celsius")
+    assert limits == (AlarmThresholds(*kept) if kept else None)
+
+
+@given(st.lists(st.floats(-50, 100), min_size=4, max_size=4))
+def test_plausible_thresholds_are_in_order(values: list[float]):
+    for limits in plausible({"celsius": AlarmThresholds(*values)}).values():
+        assert limits.low_alarm <= limits.low_warning < limits.high_warning <= limits.high_alarm
+        assert (limits.high_alarm, limits.low_alarm) == (values[0], values[1])
 
 
 def sff8472_image(*, monitoring: int = 0x60, cable: int = 0) -> Pages:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.kinds.rail_numbers import Rail, Rails, added, changes, identified, match
+from nodeagent.kinds.rail_numbers import Rail, Rails, added, changes, exchanged, identified, match
 
 BEFORE = "a1 b2 c3"
 
@@ -80,6 +80,16 @@ def test_configured_rails_follow_the_addresses_and_not_the_cards() -> None:
     assert identified(rails("a1 b2"), nics("a1")) == rails("a1 b2")
 
 
+def test_a_late_number_is_one_only_while_another_nic_is_missing() -> None:
+    late = added(rails("a1 b2"), "d", "4", late=True)
+    assert match(late, nics("a1 d4")) == late
+    assert [rail.late for rail in match(late, nics("a1 b2 d4"))] == [False, False, False]
+    assert exchanged(late, {"a", "d"}) == ((late[1],), (late[2],))
+    assert exchanged(late, {"d"}) == ((), ())
+    assert exchanged(late, {"a", "b", "d"}) == ((), ())
+    assert exchanged(rails("a1 b2 c3"), {"b", "c"}) == ((), ())
+
+
 def test_changes_are_described() -> None:
     assert list(changes(rails("a1 b2 ?3"), rails("d1 b9 c3"))) == [
         "rail 0: NIC 1 moved from a to d",
@@ -97,12 +107,12 @@ def test_a_known_card_never_changes_its_rail(machines: list[list[str]], data: st
     for cards in machines:
         slots = data.draw(st.permutations("abcdef"))
         now = numbered(now, dict(zip(slots, cards, strict=False)))
-        known = {rail.permanent_mac: rail.number for rail in now}
+        known = {rail.identity: rail.number for rail in now}
         for card, rail in number.items():
             # A card that is gone may lose its rail to its replacement, and to no other.
             assert known.get(card, rail) == rail
         number = {card: rail for card, rail in known.items() if card is not None}
-        for part in ("number", "pci_address", "permanent_mac"):
+        for part in ("number", "pci_address", "identity"):
             values = [getattr(rail, part) for rail in now if getattr(rail, part) is not None]
             assert len(values) == len(set(values))
         assert match(now, dict(zip(slots, cards, strict=False))) == now

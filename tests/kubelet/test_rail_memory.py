@@ -131,7 +131,7 @@ async def test_a_nic_of_an_earlier_agent_is_known_with_its_vfs_as_missing(tmp_pa
         f"{ADDRESS[:-1]}2",
     ]
     assert all(function.missing for function in facts.functions)
-    assert facts.macs == {ADDRESS: "b8:3f:d2:00:00:01"}
+    assert facts.identities == {ADDRESS: "b8:3f:d2:00:00:01"}
     # Between a reboot and `vfs apply` the PF has no VFs; those of before stay.
     await stored.save(RAILS, ("{}",), (OLD,), machine(pf(1, vfs=0)))
     assert len(memory(tmp_path).known_nics(Config().resources).functions) == 3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
-from nodeagent.rails.probe_caps import ANSWERS_PER_S, Bucket, SendCaps, own_address
+from nodeagent.rails.probe_caps import ANSWERS_PER_S, AnswerCaps, Bucket, SendCaps, own_address
 from nodeagent.rails.probe_packet import ANSWER, REQUEST, SIZE, ProbePacket, decode
 
 
@@ -52,6 +52,46 @@ def test_all_addresses_together_get_64_a_second() -> None:
 def test_a_rail_answers_64_times_a_second() -> None:
     cap = Bucket(ANSWERS_PER_S, ANSWERS_PER_S)
     assert sum(cap.take(i / 1000) for i in range(10_000)) <= 64 * 11
+
+
+def answered(
+    caps: AnswerCaps, senders: list[tuple[str, bool, int]], seconds: int
+) -> dict[tuple[str, bool], int]:
+    """The answers by address and ticket; each sender has an address, a ticket or none, and packets a second."""
+    counts: dict[tuple[str, bool], int] = {}
+    for step in range(seconds * 100):
+        for address, shown, per_second in senders:
+            if step % (100 // per_second) == 0:
+                counts.setdefault((address, shown), 0)
+                counts[address, shown] += caps.take(address, step / 100, shown=shown)
+    return counts
+
+
+def test_who_sends_with_the_addresses_of_partners_takes_no_answer_from_any_partner() -> None:
+    """One such sender made all partners of the rail call the partner dead, and with it the rail."""
+    partners = [(f"10.0.0.{i}", True, 2) for i in range(1, 13)]
+    forged = [(address, False, 100) for address, _, _ in partners]
+    found = answered(AnswerCaps(), [*forged, *partners], 120)
+    assert [found[address, True] for address, _, _ in partners] == [240] * 12
+    assert sum(found[address, False] for address, _, _ in partners) <= ANSWERS_PER_S * 121
+
+
+def test_a_ticket_is_of_one_address_one_session_and_one_run_of_the_agent() -> None:
+    caps = AnswerCaps()
+    tickets = {caps.ticket("10.0.0.1", 1), caps.ticket("10.0.0.2", 1), caps.ticket("10.0.0.1", 2)}
+    assert len(tickets | {AnswerCaps().ticket("10.0.0.1", 1), 0}) == 5
+    assert caps.ticket("10.0.0.1", 1) in tickets
+
+
+def test_partners_without_a_ticket_are_answered_at_once_whoever_has_started_again() -> None:
+    partners = [(f"10.0.0.{i}", False, 2) for i in range(1, 13)]
+    assert set(answered(AnswerCaps(), partners, 60).values()) == {120}
+
+
+def test_a_partner_whose_host_has_paused_gets_all_answers() -> None:
+    caps = AnswerCaps()
+    answered(caps, [("10.0.0.1", True, 2)], 30)
+    assert all(caps.take("10.0.0.1", 40.0, shown=True) for _ in range(20))
 
 
 OWN = (ip_interface("10.0.1.3/24"), ip_interface("10.9.0.7/31"), ip_interface("fe80::3/64"))

@@ -11,9 +11,16 @@ import pytest_asyncio
 
 from nodeagent.cluster.rail_watch import rail_sample
 from nodeagent.fabric.rail_partners import RailPartners
-from nodeagent.rails.check_guests import GUEST_S, GUESTS_MAX, CheckGuests
+from nodeagent.rails.check_guests import (
+    ADDRESS_AT_ONCE,
+    ADDRESS_PER_S,
+    GUEST_S,
+    GUESTS_MAX,
+    READS_PER_S,
+    CheckGuests,
+)
 from nodeagent.rails.probe_packet import CHECK, ProbePacket, decode
-from nodeagent.rails.rail_burst import RailBurst
+from nodeagent.rails.rail_burst import PATIENCE_S, RailBurst
 from nodeagent.rails.rail_settings import RailsSettings
 from tests.support.rail_rig import RailRig, address, packets_pass, set_kernel
 
@@ -184,3 +191,133 @@ async def test_so_many_checks_at_once_and_a_late_read_of_none() -> None:
 
 def test_a_burst_to_nothing_ends_at_once() -> None:
     assert not RailBurst(RailsSettings(), "n0", [], {}).tick(5)
+
+
+class Strangers:
+    """Senders on the rail that stand in no report. ``reads`` are the names that the API server was asked for."""
+
+    def __init__(self, count: int) -> None:
+        self.now, self.reads, self.named = 0.0, list[tuple[float, str]](), 0
+        self.addresses = [f"10.66.{i // 256}.{i % 256}" for i in range(count)]
+        self.guests = CheckGuests(self._read, lambda: self.now)
+
+    async def _read(self, node: str) -> list[str]:
+        self.reads.append((self.now, node))
+        return ["10.0.0.7"] if node == "honest" else []
+
+    async def pass_s(self, seconds: float, honest: bool = False, forged: int | None = None) -> float | None:
+        """Each sends three packets a second, each with another name. Return when the check was answered."""
+        began = self.now
+        for step in range(round(seconds * 6)):
+            self.now = began + step / 6
+            if step % 2 == 0:
+                for address in self.addresses[:forged]:
+                    self.named += 1
+                    assert not self.guests.admits(f"invented-{self.named}", 1, address)
+            if honest and step % 3 == 0 and self.guests.admits("honest", 5, "10.0.0.7"):
+                return self.now - began
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        self.now = began + seconds
+        return None
+
+
+async def test_a_hundred_strangers_with_invented_names_keep_out_no_check() -> None:
+    rail = Strangers(100)
+    await rail.pass_s(120)
+    answered = await rail.pass_s(10, honest=True)
+    assert answered is not None
+    assert answered <= 1.0, "the second or third knock"
+    per_stranger = ADDRESS_AT_ONCE + 120 * ADDRESS_PER_S
+    assert len(rail.reads) <= 100 * (per_stranger + 1)
+    rail.guests.close()
+
+
+async def test_a_check_is_answered_before_it_gives_up_when_a_hundred_strangers_begin_with_it() -> None:
+    rail = Strangers(100)
+    answered = await rail.pass_s(PATIENCE_S, honest=True)
+    assert answered is not None
+    rail.guests.close()
+
+
+async def test_the_api_server_gets_a_bounded_number_of_reads_whatever_is_sent() -> None:
+    rail = Strangers(2000)
+    await rail.pass_s(30)
+    for second in range(30):
+        assert sum(second <= at < second + 1 for at, _ in rail.reads) <= 2 * READS_PER_S
+    assert len(rail.reads) <= 31 * READS_PER_S
+    rail.guests.close()
+
+
+async def test_a_thousand_forged_addresses_delay_no_node_that_was_answered_before() -> None:
+    """Each of them has a budget of its own, and they are more than are remembered."""
+    rail = Strangers(1000)
+    assert await rail.pass_s(2, honest=True, forged=0) is not None
+    rail.now += GUEST_S
+    await rail.pass_s(20)
+    answered = await rail.pass_s(PATIENCE_S, honest=True)
+    assert answered is not None
+    assert answered <= 1.5
+    rail.guests.close()
+
+
+async def test_a_thousand_forged_addresses_do_not_keep_out_a_node_for_good() -> None:
+    rail = Strangers(600)
+    await rail.pass_s(10)
+    for _ in range(20):
+        if await rail.pass_s(PATIENCE_S, honest=True) is not None:
+            break
+    else:
+        pytest.fail("no check in 200 s was answered")
+    rail.guests.close()
+
+
+async def test_who_forges_the_address_of_a_node_spends_nothing_that_its_next_check_needs() -> None:
+    rail = Strangers(0)
+    assert await rail.pass_s(2, honest=True) is not None
+    rail.now += GUEST_S
+    rail.addresses = ["10.0.0.7"]
+    await rail.pass_s(60)
+    assert await rail.pass_s(2, honest=True) is not None
+    rail.guests.close()
+
+
+async def test_one_stranger_spends_his_budget_and_the_name_of_another_node_stays_free() -> None:
+    """He names the honest node too: its report lacks him, and is not read for him again."""
+    rail = Strangers(0)
+    for step in range(120):
+        rail.now = step / 2
+        assert not rail.guests.admits("honest", 9, "10.66.0.1")
+        await asyncio.sleep(0)
+    assert len(rail.reads) == 1
+    assert await rail.pass_s(2, honest=True) is not None
+    rail.guests.close()
+
+
+async def test_a_newer_name_from_one_address_replaces_the_older() -> None:
+    rail = Strangers(0)
+    for number in range(9):
+        rail.guests.admits(f"n{number}", 1, "10.66.0.1")
+    await asyncio.sleep(0)
+    rail.now = 0.5
+    rail.guests.admits("n9", 1, "10.66.0.1")
+    await asyncio.sleep(0)
+    assert [name for _, name in rail.reads] == ["n0", "n9"], "the first is read at once, then the newest"
+    rail.guests.close()
+
+
+async def test_a_report_that_cannot_be_read_now_is_asked_for_again() -> None:
+    answers: list[list[str] | None] = [None, ["10.0.0.7"]]
+
+    async def read(_node: str) -> list[str] | None:
+        return answers.pop(0)
+
+    now = [0.0]
+    guests = CheckGuests(read, lambda: now[0])
+    for step in range(3):
+        now[0] = step / 2
+        if guests.admits("honest", 1, "10.0.0.7"):
+            break
+        await asyncio.sleep(0)
+    assert guests.admits("honest", 1, "10.0.0.7")
+    guests.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from ipaddress import ip_interface
@@ -19,10 +20,10 @@ from nodeagent.fabric.rail_partners import (
     RailPartners,
     RailPartnersSpec,
 )
-from nodeagent.rails.probe_packet import ANSWER, ProbePacket
+from nodeagent.rails.probe_packet import ANSWER, REQUEST, ProbePacket
 from nodeagent.rails.rail_probes import TICK_S, checks
 from nodeagent_lab.sim.netns import Netns, veth
-from tests.support.rail_rig import RailRig, packets_pass, probes_in, rail_link, set_kernel
+from tests.support.rail_rig import RailRig, address, packets_pass, probes_in, rail_link, set_kernel
 
 pytestmark = [pytest.mark.needs("root", "ip", "iptables"), pytest.mark.slow]
 
@@ -188,6 +189,81 @@ async def test_an_answer_without_the_session_counts_for_nothing(rig: RailRig) ->
                 opened.send(forged.encode(), "10.1.2.1", 18515)
         await packets_pass()
     assert {leg.level for leg in rig.found(0, 2).legs} == {100}
+
+
+def checksum(raw: bytes) -> int:
+    total = sum(struct.unpack(f"!{len(raw) // 2}H", raw))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def unreachable(source: str, port: int, to: str, packet: ProbePacket) -> bytes:
+    """ICMP's port unreachable about a probe."""
+    probe = packet.encode()
+    udp = struct.pack("!HHHH", port, 18514, 8 + len(probe), 0) + probe
+    ends = socket.inet_aton(source) + socket.inet_aton(to)
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0) + ends
+    quoted = ip[:10] + struct.pack("!H", checksum(ip)) + ip[12:] + udp
+    icmp = struct.pack("!BBHI", 3, 3, 0, 0) + quoted
+    return icmp[:2] + struct.pack("!H", checksum(icmp)) + icmp[4:]
+
+
+async def test_a_forged_port_unreachable_excuses_no_dead_leg(rig: RailRig) -> None:
+    """One such message a second hid a dead leg: anybody can send it, and nobody else knows the session."""
+    await rig.pass_s(30)
+    rig.fault(rig.leaves[0], "FORWARD -o h2 -p udp --sport 18514 -j DROP")
+    probes = rig.probes[0, 2]
+    (rail,) = probes.rails.values()
+    with rig.hosts[1, 7].entered():
+        stranger = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+    with stranger:
+        for _ in range(40):
+            await rig.pass_s(1)
+            forged = ProbePacket(REQUEST, probes._session ^ 1, probes._sequence)
+            for leg in rail.legs.values():
+                for offset in range(leg.partner.ports):
+                    message = unreachable("10.1.2.1", 18515 + offset, leg.partner.address, forged)
+                    stranger.sendto(message, ("10.1.2.1", 0))
+            await packets_pass()
+    assert {leg.level for leg in rig.found(0, 2).legs} == {100}
+
+
+def without_ticket(rig: RailRig) -> set[tuple[int, int]]:
+    """The hosts with a leg that shows no ticket, or not that of its partner's agent."""
+    caps = {address(*key): probes.rails["nic0"].answer_caps for key, probes in rig.probes.items()}
+    return {
+        key
+        for key, probes in rig.probes.items()
+        for leg in probes.rails["nic0"].legs.values()
+        if leg.ticket != caps[leg.partner.address].ticket(address(*key), probes._session)
+    }
+
+
+async def test_probes_show_a_ticket_of_the_partners_agent_and_get_another_when_either_starts_again(
+    rig: RailRig,
+) -> None:
+    await rig.pass_s(30)
+    assert without_ticket(rig) == set()
+    await rig.start_one((0, 2))
+    assert (0, 2) in without_ticket(rig)
+    await rig.pass_s(70)  # what has not answered a process yet is probed once a minute
+    assert without_ticket(rig) == set()
+    assert rig.lossy() == {}
+
+
+async def test_a_flood_with_the_address_of_a_partner_makes_nobody_dead(rig: RailRig) -> None:
+    """A host of the rail with the right to send raw packets: its packets came before those of all partners."""
+    await rig.pass_s(30)
+    with rig.hosts[0, 2].entered():  # its own partners list this address
+        flood = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        flood.bind(("10.1.2.1", 40000))
+    with flood:
+        for step in range(240):
+            for number in range(100):
+                flood.sendto(ProbePacket(REQUEST, 1 << 63, number).encode(), ("10.1.3.1", 18514))
+            await rig.pass_s(0.5)
+            assert rig.lossy() == {}, step
 
 
 async def test_a_forged_list_makes_no_weapon(rig: RailRig) -> None:

@@ -62,7 +62,7 @@ async def test_the_error_of_an_earlier_packet_does_not_stop_this_one(
     with one, other:
         kernel = Kernel([*refusals], queued, one.fileno())
         opened = cast(socket.socket, kernel)
-        made = RailSocket(opened, ip_interface("10.0.0.1/24"), lambda *_: None, lambda _: None)
+        made = RailSocket(opened, ip_interface("10.0.0.1/24"), lambda *_: None, lambda *_: None)
         assert made.send(RAW, *TO) is counts
         assert len(kernel.sent) == sent
         asyncio.get_running_loop().remove_reader(one)

@@ -221,6 +221,21 @@ def test_an_rdma_device_in_the_network_namespace_of_a_pod_has_no_sample(tmp_path
     assert not reader.skipped.reasons
 
 
+@pytest.mark.parametrize("text", ["N/A (no PMA)", "invalid", ""])
+def test_a_device_without_counters_takes_nothing_from_the_others(tmp_path, text):
+    made = machine(tmp_path, link_layer="InfiniBand")
+    made.draw(f"{PORT}/ports/1/counters/link_downed", "3")
+    made.draw("/sys/class/infiniband/irdma0/ports/1/state", "4: ACTIVE")
+    made.draw("/sys/class/infiniband/i40iw0/ports/1/counters/link_downed", text)
+    devices = {"0000:16:00.0": "irdma0", "0000:16:00.1": "i40iw0", PF: "mlx5_0"}
+    reader = RdmaReader(Tree(made.root), live=False)
+    samples = reader.read([pf(address, rdma) for address, rdma in devices.items()])
+    lost = {sample.device: sample.values.get("ib_link_downed") for sample in samples}
+    assert lost.pop(PF) == 3
+    assert set(lost.values()) <= {None}
+    assert not reader.skipped.reasons
+
+
 # --- a module that two ports share --------------------------------------------------------------------------
 
 

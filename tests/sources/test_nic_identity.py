@@ -6,11 +6,14 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from nodeagent.sources.nic_identity import NicIdentities, ethernet_mac
+from nodeagent.facts.card_identity import ethernet_mac, mac_and_guid, valid_identity
+from nodeagent.facts.model import Link, Rdma
+from nodeagent.sources.nic_identity import NicIdentities
 from tests.offering.test_offer import link, pf, vf_of
 
 ONE, TWO = pf(1), pf(2)
 MAC = "b8:3f:d2:00:00:01"
+IPOIB = "80:00:00:48:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:00:00:01"
 
 
 class Kernel:
@@ -59,8 +62,7 @@ async def test_a_recorded_machine_has_its_current_addresses() -> None:
 
 
 def test_an_address_of_ipoib_or_of_zeros_identifies_no_card() -> None:
-    ipoib = "80:00:00:48:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:00:00:01"
-    assert [ethernet_mac(mac) for mac in (None, "", ipoib, "00:00:00:00:00:00", MAC)] == [None] * 4 + [MAC]
+    assert [ethernet_mac(mac) for mac in (None, "", IPOIB, "00:00:00:00:00:00", MAC)] == [None] * 4 + [MAC]
 
 
 def test_a_nic_that_moved_or_is_forgotten_is_not_missing() -> None:
@@ -75,6 +77,28 @@ def test_a_nic_that_moved_or_is_forgotten_is_not_missing() -> None:
     assert found == {ONE.pci_address: MAC, TWO.pci_address: "b8:3f:d2:00:00:02"}
     nics.forgotten.add(ONE.pci_address)
     assert nics.known(known, macs, (TWO,), other, first=False)[0] == ()
+
+
+def test_an_infiniband_nic_is_its_node_guid_with_and_without_a_netdev() -> None:
+    guid = "0c42:a103:0016:054c"
+    one, two = (
+        replace(nic, link_type="infiniband", rdma=Rdma("mlx5_0", node_guid=guid)) for nic in (ONE, TWO)
+    )
+    links: tuple[Link, ...] = ()
+    for links in ((), (replace(link(TWO), permanent_mac=None, mac=IPOIB),)):
+        assert NicIdentities().known((one,), {one.pci_address: guid}, (two,), links, first=True) == (
+            (),
+            {two.pci_address: guid},
+        )
+    unread = replace(two, rdma=Rdma("mlx5_0", node_guid="0000:0000:0000:0000"))
+    kept, found = NicIdentities().known((one,), {one.pci_address: guid}, (unread,), links, first=True)
+    assert (kept, found) == ((one,), {one.pci_address: guid})
+
+
+def test_a_stored_identity_of_ipoib_is_none() -> None:
+    wanted = (None, "", IPOIB, MAC, "0c42:a103:0016:054c", "0000:0000:0000:0000")
+    assert [valid_identity(text) for text in wanted] == [None, None, None, MAC, "0c42:a103:0016:054c", None]
+    assert mac_and_guid(MAC) == (MAC, None)
 
 
 def test_the_vfs_of_an_earlier_agent_stay_only_with_a_pf_that_is_missing() -> None:

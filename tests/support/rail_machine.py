@@ -15,7 +15,7 @@ def vfs_of(slot: str) -> set[str]:
     return {f"{slot[:-1]}{index + 1}" for index in range(VFS)}
 
 
-def model(folder: Path) -> Path:
+def model(folder: Path, link_type: str = "ethernet") -> Path:
     lines = [
         "name: rails",
         "product: {sys_vendor: nodeagent, product_name: Rails}",
@@ -23,7 +23,8 @@ def model(folder: Path) -> Path:
         "complexes: {pci0000:00: 0}",
         "parts:",
         "  nic: {kind: nic, vendor: '15b3', device: '1021', subsystem_device: '0041', driver: mlx5_core,",
-        "        speed_mbps: 400000, totalvfs: 8, vf_device: '101e'}",
+        f"        link_type: {link_type}, rdma: {str(link_type == 'infiniband').lower()}, speed_mbps: 400000,",
+        "        totalvfs: 8, vf_device: '101e'}",
         "nics:",
         *(
             f'  - {{part: nic, path: "pci0000:00/00:0{number}.0/{slot[5:]}", netdev: ens{number}np0, '

@@ -89,12 +89,19 @@ class RailRig:
 
     async def start(self, per_second: float = 0.5) -> None:
         """Start an agent on each host, with the partners of a ring and one across."""
-        for key, ns in self.hosts.items():
-            with ns.entered():
-                link = rail_link("rail0", (ip_interface(f"{address(*key)}/31"),))
-            self.probes[key] = probes = probes_in(ns, [link], lambda: self.now, read_addresses=self._read)
-            probes.take_partners(partners_of(*key, per_second))
-            await probes.arrange()
+        for key in self.hosts:
+            await self.start_one(key, per_second)
+
+    async def start_one(self, key: tuple[int, int], per_second: float = 0.5) -> None:
+        """Start the agent of a host, or another one in its place."""
+        ns = self.hosts[key]
+        if key in self.probes:
+            self.probes[key].close()
+        with ns.entered():
+            link = rail_link("rail0", (ip_interface(f"{address(*key)}/31"),))
+        self.probes[key] = probes = probes_in(ns, [link], lambda: self.now, read_addresses=self._read)
+        probes.take_partners(partners_of(*key, per_second))
+        await probes.arrange()
 
     async def _read(self, node: str) -> list[str]:
         """The report of a node, as the API server has it."""

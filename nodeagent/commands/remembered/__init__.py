@@ -15,7 +15,7 @@ def add(add: Add) -> None:
         _remembered,
         "show the rails and GPUs that the agent keeps over restarts, and forget one that is gone for good",
         "  nodeagent remembered                     every rail with its NIC, every GPU, and whether it is here\n"
-        "  nodeagent remembered forget nic2         remove rails: nic2, 0000:1a:00.0 or a permanent MAC address\n"
+        "  nodeagent remembered forget nic2         remove rails: nic2, 0000:1a:00.0, a permanent MAC or node GUID\n"
         "  nodeagent remembered forget GPU-…        remove GPUs, by UUID\n"
         "  nodeagent remembered forget --all-rails  number all NICs again, in PCI order\n\n"
         "The agent stores rails and GPUs in `health.stateDirectory`. A NIC keeps its number over restarts and\n"

@@ -14,6 +14,7 @@ from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.commands.json_document import document
 from nodeagent.commands.options import FAILED, GOOD, USAGE
 from nodeagent.commands.terminal import screen, section, tell
+from nodeagent.facts.card_identity import mac_and_guid
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.rail_numbers import Rail, match, nic_names, nics_of, selection
 from nodeagent.kinds.resource_settings import VfResource
@@ -21,7 +22,7 @@ from nodeagent.kubelet import rail_memory
 from nodeagent.kubelet.rail_memory import RailsFile, without
 from nodeagent.sources import pci_source, remembered_gpus
 from nodeagent.sources.machine_access import permanent_macs
-from nodeagent.sources.nic_identity import ethernet_mac
+from nodeagent.sources.nic_identity import with_permanent_macs
 from nodeagent.sources.pci_source import PciFacts
 from nodeagent.sources.remembered_gpus import RememberedGpu, sound
 
@@ -51,11 +52,12 @@ class RailRow(NamedTuple):
 
 
 class NamedDevice(NamedTuple):
-    """A device that the agent stores: ``name`` is nic3 or gpu2, ``device`` a PCI address or UUID."""
+    """A device that the agent stores: ``name`` is nic3 or gpu2, ``device`` a PCI address or UUID, ``identity`` that of
+    the card of a NIC."""
 
     name: str
     device: str
-    mac: str | None = None
+    identity: str | None = None
 
 
 class _Machine:
@@ -90,7 +92,7 @@ def show(config: Config, options: argparse.Namespace) -> int:
         f"No GPUs are stored in {stored.path}; the agent stores them when the driver lists them.\n",
     ]
     if rows:
-        heads: Sequence[str] = ("RAIL", "PCI ADDRESS", "PERMANENT MAC", "NETDEV", "VFS", "STATE")
+        heads: Sequence[str] = ("RAIL", "PCI ADDRESS", "MAC OR GUID", "NETDEV", "VFS", "STATE")
         parts[0] = section("RAILS", heads, map(_rail_cells, rows), screen())
     if gpus:
         heads = ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "ON THE BUS")
@@ -105,7 +107,7 @@ def device_names(config: Config, root: Path) -> dict[str, NamedDevice]:
     found: dict[str, NamedDevice] = {}
     for row in _rail_rows(config, _Machine(root), _rails(config, root)[1]):
         if row.in_force and row.rail.pci_address:
-            device = NamedDevice(row.nic or row.name, row.rail.pci_address, row.rail.permanent_mac)
+            device = NamedDevice(row.nic or row.name, row.rail.pci_address, row.rail.identity)
             found |= dict.fromkeys(_keys(row), device)
     for gpu in _gpus(config, root)[1]:
         device = NamedDevice(f"gpu{gpu.index}", gpu.uuid)
@@ -134,15 +136,17 @@ def _rails(config: Config, root: Path) -> tuple[StoredFile[RailsFile], RailsFile
 
 def _rail_cells(row: RailRow) -> Sequence[object]:
     state = _STATES[row.present] if row.in_force else f"{_STATES[row.present]}, of an earlier configuration"
-    return row.name, row.rail.pci_address or None, row.rail.permanent_mac, row.netdev, row.vfs, state
+    return row.name, row.rail.pci_address or None, row.rail.identity, row.netdev, row.vfs, state
 
 
 def _rail_object(row: RailRow) -> dict[str, object]:
+    mac, guid = mac_and_guid(row.rail.identity)
     return {
         "name": row.name,
         "rail": row.rail.number,
         "pciAddress": row.rail.pci_address,
-        "permanentMac": row.rail.permanent_mac,
+        "permanentMac": mac,
+        "nodeGuid": guid,
         "netdev": row.netdev,
         "rdma": row.rdma,
         "vfs": row.vfs,
@@ -163,7 +167,7 @@ def forget_rails(config: Config, root: Path, names: Sequence[str]) -> int:
     file.write(without(content, [row.stored for row in gone], names=not config.kubelet.pod_resources))
     said = []
     for row in gone:
-        nic = row.rail.pci_address or row.rail.permanent_mac
+        nic = row.rail.pci_address or row.rail.identity
         outcome = {
             None: ". Whether the NIC is here is not known: a file of it hangs.",
             True: ". The NIC is here: drain the node and restart the agent.",
@@ -181,15 +185,14 @@ def _refuse(unknown: str, kind: str, file: Path | None, known: Sequence[str]) ->
 
 def _keys(row: RailRow) -> set[str]:
     names = row.name.split(",") if row.in_force else ()
-    others = (row.nic, row.rail.pci_address, row.rail.permanent_mac, row.netdev, row.rdma)
+    others = (row.nic, row.rail.pci_address, row.rail.identity, row.netdev, row.rdma)
     return {key.lower() for key in (*names, *others) if key}
 
 
 def _rail_rows(config: Config, machine: _Machine, content: RailsFile) -> list[RailRow]:
     """The rails with the present addresses of their NICs; those of the configuration first."""
     functions, links = machine.facts.functions, machine.facts.links
-    macs = permanent_macs(machine.tree, links)
-    nics = {address: ethernet_mac(macs.get(address)) for address in nics_of(functions, ())}
+    nics = nics_of(functions, with_permanent_macs(links, permanent_macs(machine.tree, links)))
     in_force: dict[str, list[str]] = {}
     for entry in config.resources:
         if isinstance(entry, VfResource):

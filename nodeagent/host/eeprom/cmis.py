@@ -6,7 +6,7 @@ the lanes. The flags (00h bytes 8-11, 11h bytes 134-152) are not read, because a
 
 from __future__ import annotations
 
-from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module
+from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module, plausible
 
 KINDS = {
     0x18: "QSFP-DD",
@@ -89,7 +89,7 @@ def _limits(image: Image, can: bytes) -> dict[str, AlarmThresholds]:
         found["bias"] = _four([image.u16(2, 184 + 2 * i) * _scale(can[1]) for i in range(4)])
     if can[1] & 4:
         found["rx_power"] = _four([image.u16(2, 192 + 2 * i) * _MICROWATTS for i in range(4)])
-    return {name: limits for name, limits in found.items() if limits.high_alarm > limits.low_alarm}
+    return plausible(found)
 
 
 def _four(values: list[float]) -> AlarmThresholds:

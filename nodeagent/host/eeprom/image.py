@@ -7,7 +7,7 @@ alarms, and another program would miss them.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 ADDRESS = 0x50
@@ -46,6 +46,22 @@ class AlarmThresholds:
     low_alarm: float
     high_warning: float
     low_warning: float
+
+
+def plausible(found: dict[str, AlarmThresholds]) -> dict[str, AlarmThresholds]:
+    """Return the thresholds that can be true. Without room between the alarms there are none: a module that has not
+    filled its table has zeros. A warning that is not between the alarms, or not on its side of the other warning, is
+    left to the alarm."""
+    kept = {}
+    for name, limits in found.items():
+        if limits.high_alarm > limits.low_alarm:
+            ordered = limits.low_alarm <= limits.low_warning < limits.high_warning <= limits.high_alarm
+            kept[name] = (
+                limits
+                if ordered
+                else replace(limits, high_warning=limits.high_alarm, low_warning=limits.low_alarm)
+            )
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import math
 
-from nodeagent.host.eeprom.image import DIAGNOSTICS, AlarmThresholds, Area, Image, Lane, Medium, Module
+from nodeagent.host.eeprom.image import (
+    DIAGNOSTICS,
+    AlarmThresholds,
+    Area,
+    Image,
+    Lane,
+    Medium,
+    Module,
+    plausible,
+)
 
 KINDS = {0x03: "SFP"}
 
@@ -68,7 +77,7 @@ class _Reading:
         found = {
             name: AlarmThresholds(*(read(at + 2 * i) for i in range(4))) for name, (at, read) in reads.items()
         }
-        return {name: limits for name, limits in found.items() if limits.high_alarm > limits.low_alarm}
+        return plausible(found)
 
     def celsius(self, at: int) -> float:
         return self._linear(self._image.s16(0, at, DIAGNOSTICS), 84) * _DEGREES

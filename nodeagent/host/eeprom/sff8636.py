@@ -6,7 +6,7 @@ read clears them.
 
 from __future__ import annotations
 
-from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module
+from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module, plausible
 
 KINDS = {0x0C: "QSFP", 0x0D: "QSFP+", 0x11: "QSFP28"}
 
@@ -82,4 +82,4 @@ def _limits(image: Image, measures: int) -> dict[str, AlarmThresholds]:
     }
     if measures & _TX_POWER_MEASURED:
         found["tx_power"] = four(192, _MICROWATTS)
-    return {name: limits for name, limits in found.items() if limits.high_alarm > limits.low_alarm}
+    return plausible(found)

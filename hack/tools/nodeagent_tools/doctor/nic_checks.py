@@ -20,7 +20,7 @@ from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.sources.machine_access import permanent_macs
-from nodeagent.sources.nic_identity import NicIdentities, ethernet_mac
+from nodeagent.sources.nic_identity import NicIdentities, with_permanent_macs
 from nodeagent.sources.pci_source import PciFacts, scan
 from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent_tools.doctor.reads import Target, text
@@ -328,17 +328,9 @@ def read_stored(target: Target) -> StoredNics:
 
 def completed(facts: PciFacts, stored: StoredNics) -> PciFacts:
     """The facts with the permanent MAC addresses and the NICs that are missing."""
-    links = tuple(
-        replace(
-            link,
-            permanent_mac=ethernet_mac(
-                link.mac if stored.macs is None else stored.macs.get(link.pci_address)
-            ),
-        )
-        for link in facts.links
-    )
+    links = with_permanent_macs(facts.links, stored.macs)
     known, _ = NicIdentities().known(
-        stored.known.functions, stored.known.macs, facts.functions, links, first=True
+        stored.known.functions, stored.known.identities, facts.functions, links, first=True
     )
     functions, _ = find_faults(facts.functions, links, known)
     return replace(facts, functions=functions, links=links)

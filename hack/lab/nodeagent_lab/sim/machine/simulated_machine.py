@@ -304,7 +304,8 @@ class Machine(GpuActions):
         self._settle()
 
     def insert_card(self, nic: int | str, mac: str) -> None:
-        """Put a card with this permanent MAC address into the slot of a PF that is unplugged; ``plug`` adds it."""
+        """Put a card with this permanent MAC address, and the node GUID of it, into the slot of a PF that is unplugged;
+        ``plug`` adds it."""
         device = self.nic(nic)
         if device.present:
             refuse(f"the slot of {device.address} is in use; unplug it first")

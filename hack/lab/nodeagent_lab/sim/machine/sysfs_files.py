@@ -414,6 +414,6 @@ def _span(numbers: dict[int, str] | set[int]) -> str:
 
 def _guid(model: Model, device: Device, colon: str, digits: int) -> str:
     """EUI-64 from the MAC (RFC 4291, appendix A)."""
-    mac = octets(model, device)
+    mac = bytes.fromhex(device.mac.replace(":", "")) if device.mac else octets(model, device)
     text = (mac[:3] + b"\xff\xfe" + mac[3:]).hex()
     return colon.join(text[i : i + digits] for i in range(0, 16, digits))
