@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.base.regular_file import read_regular
 
 PRIVATE_FOLDER, PUBLIC_FOLDER = 0o700, 0o755
+ABANDONED_S = 600.0
+"""A temporary file that is older than this has no writer any more: a disk that hangs for so long is dead."""
 
 
 def replace_file(
@@ -71,6 +74,16 @@ def replace_changed_file(
             return False
     replace_file(path, content, mode=mode, folder_mode=folder_mode, durable=durable)
     return True
+
+
+def remove_abandoned(folder: Path, name: str) -> None:
+    """Remove what ``replace_file`` left of the files that ``name`` matches, a pattern of ``glob``, because the machine
+    lost power or the process was killed. Blocks; what cannot be removed stays."""
+    with suppress(OSError):
+        for path in folder.glob(f".{name}.{'[0-9a-f]' * 8}.tmp"):
+            with suppress(OSError):
+                if time.time() - path.lstat().st_mtime > ABANDONED_S:
+                    path.unlink()
 
 
 def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:

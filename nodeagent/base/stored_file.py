@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from nodeagent.base.bounded_calls import in_thread, within
-from nodeagent.base.file_writing import replace_file
+from nodeagent.base.file_writing import remove_abandoned, replace_file
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.unwritable_memory import UnwritableMemory
 
@@ -142,7 +142,7 @@ class StoredFile(Generic[T]):
             return True
         if self._hangs() and (self.unwritable is not None or not await self._ended(limit_s)):
             return False
-        call = self._call = in_thread(partial(replace_file, self.path, text, durable=True))
+        call = self._call = in_thread(partial(_replace, self.path, text))
         call.add_done_callback(partial(self._settle, text))
         return await self._ended(limit_s) and self._written == text
 
@@ -231,8 +231,14 @@ class StoredFile(Generic[T]):
         self.unwritable = reason
 
 
+def _replace(path: Path, text: bytes) -> None:
+    remove_abandoned(path.parent, path.name)
+    replace_file(path, text, durable=True)
+
+
 def _restore(path: Path, text: bytes) -> bool:
     """Return whether the file was written."""
+    remove_abandoned(path.parent, path.name)
     if path.exists():
         return False
     replace_file(path, text, durable=True)

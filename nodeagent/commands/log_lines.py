@@ -53,10 +53,24 @@ class LogLines(logging.Formatter):
         return _indented(super().formatStack(stack_info))
 
 
+def of_a_caller_that_went(record: logging.LogRecord) -> bool:
+    """Whether gRPC reports that a caller, such as a kubelet that restarts, went before it had the whole answer.
+
+    gRPC has a traceback for it, of each stream. The end of the kubelet's streams is logged by who serves them.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return (
+        record.name.startswith("grpc")
+        and type(error).__name__ == "ExecuteBatchError"
+        and str(error).startswith('Failed "execute_batch"')
+    )
+
+
 def log_to_stderr(level: str, *, daemon: bool = False) -> None:
     """Log to stderr. A ``daemon`` writes in a thread, because its log may block."""
     handler = logging.StreamHandler(LogThread(sys.stderr.fileno()) if daemon else sys.stderr)
     handler.setFormatter(LogLines())
+    handler.addFilter(lambda record: not of_a_caller_that_went(record))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     threading.excepthook = _log_thread
 

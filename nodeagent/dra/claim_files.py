@@ -17,6 +17,7 @@ import asyncio
 import errno
 import json
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import msgspec
 from nodeagent.base.file_writing import (
     PRIVATE_FOLDER,
     PUBLIC_FOLDER,
+    remove_abandoned,
     replace_changed_file,
     try_writing,
     unwritable_because,
@@ -131,6 +133,20 @@ class ClaimFiles:
             self._device_info.write(claim.device_info)
         self.written[claim.uid] = claim.allocation
 
+    def lost(self, claims: Iterable[PreparedClaim]) -> set[str]:
+        """Return the UIDs of those whose files were on the disk and are not any more. Raises ``OSError``."""
+        return {
+            claim.uid
+            for claim in claims
+            if self.written.get(claim.uid) == claim.allocation
+            and not all(file.is_file() for file in self._all(claim))
+        }
+
+    def withdraw(self, claim: PreparedClaim) -> None:
+        """Remove the CDI spec of a claim that stays: no container starts with it. Raises ``OSError``."""
+        self.written.pop(claim.uid, None)
+        _remove(self._spec(claim.uid))
+
     def try_writing(self, *, thorough: bool) -> None:
         """Find out whether the files of one more claim can be written. Raises ``OSError`` with the name of the folder.
 
@@ -175,6 +191,7 @@ class ClaimFiles:
             for path in self._records.glob("*.json"):
                 if path.stem not in uids:
                     _remove(path)
+        remove_abandoned(self._records, "*.json")
         self._remove_specs(uids)
         with suppress(FileNotFoundError):
             for folder in self._metadata.iterdir():
@@ -187,6 +204,11 @@ class ClaimFiles:
             self._spec(claim.uid),
             *(self._device_info.folder / info.name for info in claim.device_info),
         ]
+
+    def _all(self, claim: PreparedClaim) -> list[Path]:
+        outputs = self._outputs(claim) if claim.edits else []
+        metadata = (self._metadata / claim.uid / f"{request}.json" for request in claim.metadata)
+        return [self._record(claim.uid), *outputs, *metadata]
 
     def _record(self, uid: str) -> Path:
         return self._records / f"{uid}.json"
@@ -228,6 +250,7 @@ class ClaimFiles:
             for path in self._specs.glob(f"{SPEC_PREFIX}*.json"):
                 if path.stem.removeprefix(SPEC_PREFIX) not in uids:
                     self._discard(path)
+        remove_abandoned(self._specs, f"{SPEC_PREFIX}*.json")
 
     def _discard(self, path: Path) -> None:
         try:

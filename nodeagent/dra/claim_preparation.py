@@ -135,6 +135,50 @@ def prepare_claim(
     return _with_metadata(record, claim, shares, snapshot, metadata_folder)
 
 
+def renewed(record: PreparedClaim, devices: Iterable[DraDevice], snapshot: Snapshot) -> PreparedClaim:
+    """Return the record with the edits of its devices by present facts. Health does not count: the claim has them.
+
+    Raises ``Refused`` if a device is gone, or cannot be given. The nodes of MIG devices stay as they are.
+    """
+    by_name: dict[tuple[str, str], DraDevice] = {(device.pool, device.name): device for device in devices}
+    shares: list[_Share] = []
+    here = {function.pci_address for function in snapshot.functions if not function.missing}
+    for it in record.devices:
+        device = by_name.get((it.kind, it.device))
+        if device is None:
+            raise Refused(f"{ascii_name(it.device)} is no device of this node any more")
+        gone = [vf for vf in it.vfs if vf not in here]
+        if isinstance(device, GpuDevice) and it.amount and device.gpu.lost:
+            gone.append(device.name)
+        if gone:
+            raise Refused(f"{ascii_name(gone[0])} is not there any more")
+        result = DeviceResult(it.request, DRIVER, it.pool, it.device, admin_access=not it.amount)
+        shares.append(_Share(result, device, it.amount, it.vfs))
+    own = {vf for share in shares for vf in share.vfs}
+    facts = msgspec.structs.replace(
+        snapshot,
+        functions=tuple(
+            msgspec.structs.replace(it, health=HEALTHY) if it.pci_address in own else it
+            for it in snapshot.functions
+        ),
+    )
+    granted = [_grant(group, facts) for group in _by_request(shares)]
+    nccl = _nccl([share for share in shares if not share.admin], by_name.values(), facts)
+    edits, known = dict(record.edits), iter(record.devices)
+    for group, allocation in zip(_by_request(shares), granted, strict=True):
+        for share, it in zip(group, known, strict=False):
+            name = it.cdi_devices[0].rpartition("=")[2]
+            if it.mig is None:
+                new = _edits(allocation, share, shares, nccl)
+                metadata = (
+                    mount
+                    for mount in edits[name].mounts
+                    if mount.host_path.endswith(f"/{record.uid}/{it.request}.json")
+                )
+                edits[name] = msgspec.structs.replace(new, mounts=(*new.mounts, *metadata))
+    return msgspec.structs.replace(record, edits=edits, device_info=tuple(_infos(granted)))
+
+
 def _with_metadata(
     record: PreparedClaim, claim: ResourceClaim, shares: Sequence[_Share], snapshot: Snapshot, folder: str
 ) -> PreparedClaim:

@@ -2,7 +2,9 @@
 
 The scheduler has allocated a claim before the kubelet asks for it. The record of a claim is therefore made once and
 kept until the kubelet ends it, also if its files cannot be written or the kubelet stops waiting: what it holds is the
-claim's by the allocation. A repeated Prepare writes what is missing and gives the same answer.
+claim's by the allocation. A repeated Prepare gives the same devices, and writes what is missing. Their device nodes are
+those of now: a driver that is loaded again numbers anew, and a stored number may be another device's. ``claim_mending``
+does so for containers that restart, and writes files again that were removed from the disk.
 
 Unprepare needs nothing but the record. A claim whose object is gone, or that has other devices by now, is ended by the
 agent itself: the kubelet may never ask. The kubelet's own search for ended pods comes first (``GONE_S``), because the
@@ -24,11 +26,17 @@ import msgspec
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
+from nodeagent.dra.claim_mending import with_present_nodes
 from nodeagent.dra.claim_mig import ClaimMig, NothingMade
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
 from nodeagent.dra.claim_writes import ClaimWrites
 from nodeagent.dra.offered import DraOffer
-from nodeagent.dra.prepared_claim import PreparedClaim, holdings, with_mig, without_conflicts
+from nodeagent.dra.prepared_claim import (
+    PreparedClaim,
+    holdings,
+    with_mig,
+    without_conflicts,
+)
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.facts.model import Holding
 from nodeagent.kinds import Refused, ascii_name
@@ -84,7 +92,7 @@ class PreparedClaims:
         """Claims that were refused because another claim or pod held their devices."""
         self._node, self._offer, self._files = node, offer, files
         self._read_claim, self._on_change, self._now = read_claim, on_change, now
-        self._preparing: dict[str, set[object]] = {}
+        self.preparing: dict[str, set[object]] = {}
         """The calls that prepare a claim now. Unprepare empties them."""
         self._gone_since: dict[str, float] = {}
         self._conflict = asyncio.Event()
@@ -129,13 +137,13 @@ class PreparedClaims:
         if not valid_uid(uid):
             raise Refused(f"{ascii_name(uid)} is no UID", invalid=True)
         call, until = object(), asyncio.get_running_loop().time() + ENDING_S
-        self._preparing.setdefault(uid, set()).add(call)
+        self.preparing.setdefault(uid, set()).add(call)
         try:
             claim = await self._read(reference)
             if self._awaits_devices(claim):
                 await self._wait_for_devices(claim)
                 claim = await self._read(reference)
-            _refuse_ended(self._preparing, uid, call)
+            _refuse_ended(self.preparing, uid, call)
             if (
                 (known := self.records.get(uid)) is not None
                 and known.mig_slots
@@ -144,21 +152,21 @@ class PreparedClaims:
                 await self._end(known)
             record = await self._decide_once_free(claim, reference, call, until)
             await self._make(record)
-            await self._write(record)
-            _refuse_ended(self._preparing, uid, call)
+            await self.write(record)
+            _refuse_ended(self.preparing, uid, call)
             record = _current(self.records, record)
         finally:
-            calls = self._preparing.get(uid)
+            calls = self.preparing.get(uid)
             if calls is not None:
                 calls.discard(call)
                 if not calls:
-                    del self._preparing[uid]
+                    del self.preparing[uid]
         return record
 
     async def unprepare(self, reference: ClaimReference) -> None:
         """End a claim. It succeeds for a claim that is not known, and if files cannot be removed. Raises ``Refused``
         and ``Unanswered`` if a MIG device cannot be removed: the claim keeps it."""
-        self._preparing.pop(reference.uid, None)
+        self.preparing.pop(reference.uid, None)
         record = self.records.get(reference.uid)
         if record is not None:
             await self._end(record)
@@ -192,10 +200,10 @@ class PreparedClaims:
 
     async def _restore(self, record: PreparedClaim) -> None:
         """Write files that were removed while no agent ran: the kubelet asks no more, and the claim's status waits."""
-        if record.uid not in self._preparing and (record.uid not in self.written or record.mig_slots):
+        if record.uid not in self.preparing and (record.uid not in self.written or record.mig_slots):
             try:
                 await self._make(record)
-                await self._write(record)
+                await self.write(record)
             except (OSError, Unanswered, Refused) as error:
                 log.warning(
                     "The files of a claim cannot be restored. claim=%s reason=%r", _named(record), str(error)
@@ -238,11 +246,9 @@ class PreparedClaims:
         return claim
 
     def _awaits_devices(self, claim: ResourceClaim) -> bool:
-        """Whether the claim has devices of a pool that is not known yet, and no record that names them."""
-        known = self.records.get(claim.metadata.uid)
+        """Whether the claim has devices of a pool that is not known yet."""
         pools = {result.pool.rpartition("/")[2] for result in claim.results_of(DRIVER)}
-        unknown = {name for name, pool in self._offer.current.pools.items() if pool is None}
-        return bool(pools & unknown) and not (known is not None and _allocates(claim, known))
+        return not pools.isdisjoint(_unknown_pools(self._offer))
 
     async def _wait_for_devices(self, claim: ResourceClaim) -> None:
         with suppress(TimeoutError):
@@ -280,7 +286,7 @@ class PreparedClaims:
                     )
                     await ended.wait()
                     claim = await self._read(reference)
-                    _refuse_ended(self._preparing, reference.uid, call)
+                    _refuse_ended(self.preparing, reference.uid, call)
         except TimeoutError:
             pass
         self.conflicts += 1
@@ -303,8 +309,11 @@ class PreparedClaims:
         if known is not None and _allocates(claim, known):
             self._gone_since.pop(uid, None)
             self._take_pods(claim, known)
+            if self._awaits_devices(claim):
+                raise Refused(f"the devices of {' and '.join(_unknown_pools(self._offer))} are not known yet")
+            self.records[uid] = with_present_nodes(self.records[uid], self._offer)
             return self.records[uid]
-        unknown = [name for name, pool in self._offer.current.pools.items() if pool is None]
+        unknown = _unknown_pools(self._offer)
         try:
             record = prepare_claim(
                 claim,
@@ -355,7 +364,8 @@ class PreparedClaims:
             self.records[record.uid] = with_mig(_current(self.records, record), made)
             self._changed()
 
-    async def _write(self, record: PreparedClaim) -> None:
+    async def write(self, record: PreparedClaim) -> None:
+        """Write the files of a claim. Raises ``OSError``, and ``Refused`` if it was ended."""
         await self.writes.write(lambda: _current(self.records, record))
         self._offer.wake()
 
@@ -379,6 +389,10 @@ class PreparedClaims:
         if self._mig is not None:
             self._offer.mig_slots = self._mig.slots(self.records.values())
         self._on_change()
+
+
+def _unknown_pools(offer: DraOffer) -> list[str]:
+    return [name for name, pool in offer.current.pools.items() if pool is None]
 
 
 def _current(records: Mapping[str, PreparedClaim], record: PreparedClaim) -> PreparedClaim:

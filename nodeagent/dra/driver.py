@@ -19,6 +19,7 @@ from nodeagent.base.stored_file import boot_id
 from nodeagent.base.supervise import either, end_tasks, keep
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
+from nodeagent.dra.claim_mending import ClaimMending
 from nodeagent.dra.claim_mig import MIG_S, ClaimMig
 from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.devices import pool_name
@@ -98,6 +99,7 @@ class DraDriver:
             self._take_change,
             mig=ClaimMig(MigInstances(tree or Tree()), BoundedCalls("MIG devices", MIG_S)),
         )
+        self._mending = ClaimMending(self.claims, self._files, offer)
         self.service: DraService | None = None
         """``None`` while the driver is not needed."""
 
@@ -183,6 +185,7 @@ class DraDriver:
                     tasks.append(asyncio.create_task(keep("dra-claims", self.claims.follow)))
                     files = partial(self.claims.writes.follow, lambda: self.claims.records)
                     tasks.append(asyncio.create_task(keep("dra-files", files)))
+                    tasks.append(asyncio.create_task(keep("dra-mend", self._mending.follow)))
                 try:
                     while self._needed:
                         await self._while(needed=True)

@@ -13,7 +13,15 @@ import msgspec
 from nodeagent.dra.devices import GPU, MIG
 from nodeagent.facts.allocation import DeviceInfo
 from nodeagent.facts.cdi import ContainerEdits
-from nodeagent.facts.model import ClaimShare, ClaimUser, DeviceNode, Holding, MigSlot
+from nodeagent.facts.model import (
+    ClaimShare,
+    ClaimUser,
+    DeviceNode,
+    Function,
+    Holding,
+    MigSlot,
+    Snapshot,
+)
 
 
 class VfInterface(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,6 +112,42 @@ def with_mig(record: PreparedClaim, made: Mapping[MigSlot, MadeMig]) -> Prepared
             device_nodes=made[device.mig].nodes,
         )
     return msgspec.structs.replace(record, devices=devices, edits=edits)
+
+
+def is_outdated(record: PreparedClaim, snapshot: Snapshot) -> bool:
+    """Whether a device node that the claim gives is another device's by now, or a device of the claim has another one:
+    a driver that is loaded again numbers anew. Nodes that the facts do not name are no evidence. Those of MIG devices
+    are read from the driver at each Prepare."""
+    using = [device for device in record.devices if device.amount and device.mig is None]
+    names = (device.cdi_devices[0].rpartition("=")[2] for device in using)
+    given = {node.host_path for name in names for node in record.edits[name].device_nodes}
+    own = {vf for device in using for vf in device.vfs} | {device.uuid for device in using}
+    owners: dict[str, set[str]] = {}
+    for function in snapshot.functions:
+        nodes = _nodes(function)
+        if function.pci_address in own and not nodes <= given:
+            return True
+        for node in nodes:
+            owners.setdefault(node, set()).add(function.pci_address)
+    by_node = any(re.fullmatch(r"/dev/nvidia\d+", node) for node in given)  # else by CDI
+    for gpu in snapshot.gpus:
+        node = f"/dev/nvidia{gpu.minor}"
+        if by_node and gpu.minor is not None and gpu.uuid in own and node not in given:
+            return True
+        owners.setdefault(node, set()).add(gpu.uuid)
+    return any(node in owners and owners[node].isdisjoint(own) for node in given)
+
+
+def _nodes(function: Function) -> set[str]:
+    """The device nodes of this function alone; those of a vfio group may be of several."""
+    rdma = function.rdma
+    if function.missing:
+        return set()
+    if function.vdpa:
+        return {function.vdpa}
+    if (function.driver or "").replace("_", "-").endswith("vfio-pci"):
+        return {f"/dev/vfio/{function.vfio_group}"} if function.vfio_group else set()
+    return {node for node in (rdma.uverbs, rdma.umad, rdma.issm) if node} if rdma else set()
 
 
 class ClaimFigures(msgspec.Struct, frozen=True):

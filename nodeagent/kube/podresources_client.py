@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.kube import podresources_pb2 as pb
@@ -83,14 +83,16 @@ class PodResources:
 
     async def _unary(self, method: str, request: Message, answer: type[Answer]) -> Answer:
         async with grpc.aio.insecure_channel(f"unix:{self.socket}", options=_OPTIONS) as channel:
-            call: grpc.aio.UnaryUnaryMultiCallable[Message, Answer] = channel.unary_unary(
-                f"/v1.PodResourcesLister/{method}",
-                request_serializer=lambda message: message.SerializeToString(),
-                response_deserializer=answer.FromString,
+            # Of an answer that cannot be read, gRPC's own deserializer makes a traceback and None.
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                f"/v1.PodResourcesLister/{method}"
             )
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await call(request, timeout=_LONG_S)
+                    return answer.FromString(await call(request.SerializeToString(), timeout=_LONG_S))
+            except DecodeError as error:
+                reason = f"the answer is no {answer.DESCRIPTOR.name}: {error}"
+                raise PodResourcesError(f"{self.socket}: {_FAILED}: {reason}") from error
             except TimeoutError as error:
                 reason = f"no answer within {self._timeout_s:g} s"
                 raise PodResourcesError(f"{self.socket}: {_FAILED}: {reason}") from error

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_changed_file
+from nodeagent.base.file_writing import PUBLIC_FOLDER, remove_abandoned, replace_changed_file
 from nodeagent.facts import cdi
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Snapshot
@@ -39,8 +39,9 @@ class CdiSpecFiles:
         self._writing = threading.Lock()
 
     def look(self) -> None:
-        """Find the files of an earlier agent: containers may still use them."""
-        for name in FILES:
+        """Find the files of an earlier agent: containers may still use them. Remove what it left half written."""
+        for name, file in FILES.items():
+            remove_abandoned(self._folder, file)
             if self.path(name).exists():
                 self._found.add(name)
         self.looked = True

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_file, try_writing
+from nodeagent.base.file_writing import PUBLIC_FOLDER, remove_abandoned, replace_file, try_writing
 from nodeagent.facts.allocation import DeviceInfo
 
 DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"
@@ -40,6 +40,7 @@ class DeviceInfoFiles:
 
         Such a file begins with ``prefix``, is older than ``FRESH_S``, and is not of a held device.
         """
+        remove_abandoned(self.folder, f"{glob.escape(prefix)}*-device.json")
         keep = set(held)
         removed = []
         for path in sorted(self.folder.glob(f"{glob.escape(prefix)}*-device.json")):

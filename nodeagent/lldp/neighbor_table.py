@@ -389,11 +389,11 @@ class NeighborTable:
         for sender, entry in table.entries.items():
             if sender[:3] != (pdu.chassis_id, pdu.port_id, source) or entry.outlived:
                 continue
-            if entry is table.senior:
+            if entry is not table.senior:
+                entry.expires = now
+            elif not entry.neighbor.stale:  # its time has ended otherwise
                 self._stale(entry)
                 entry.shut = True
-            else:
-                entry.expires = now
         self._sweep(table, now)
 
     def _admit(self, table: _LinkTable, sender: Sender, entry: NeighborEntry, now: float) -> FrameOutcome:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -206,3 +207,53 @@ def test_the_program_escapes_its_errors_and_the_end_of_a_thread() -> None:
     (line,) = done.stderr.decode().removesuffix("\n").split("\n")
     assert line.startswith("nodeagent: ")
     assert line.isprintable()
+
+
+CALLERS_GO = """
+import asyncio, sys
+from nodeagent.commands.log_lines import log_to_stderr
+log_to_stderr("info")
+import grpc
+from grpc._cython.cygrpc import ExecuteBatchError
+
+async def watch(request, context):
+    yield b""
+    raised.set()
+    raise ExecuteBatchError(request.decode())
+
+async def main(path):
+    global raised
+    raised = asyncio.Event()
+    server = grpc.aio.server()
+    handlers = {"Watch": grpc.unary_stream_rpc_method_handler(watch)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.Service", handlers),))
+    server.add_insecure_port("unix:" + path)
+    await server.start()
+    async with grpc.aio.insecure_channel("unix:" + path) as channel:
+        for text in sys.argv[2:]:
+            raised.clear()
+            call = channel.unary_stream("/a.Service/Watch")(text.encode())
+            await call.read()
+            await raised.wait()
+            await asyncio.sleep(0.05)
+            call.cancel()  # gRPC tells the caller nothing
+    await server.stop(None)
+
+asyncio.run(main(sys.argv[1]))
+"""
+"""gRPC's server reports what a write raises: here what it raises of itself if the caller has gone in the middle of a
+message, before gRPC hears of that."""
+
+
+def test_a_caller_that_goes_in_the_middle_of_a_message_is_no_traceback(tmp_path: Path) -> None:
+    gone, misused = 'Failed "execute_batch": (SendMessageOperation,)', "Failed grpc_call_start_batch: 8"
+    done = subprocess.run(
+        [sys.executable, "-c", CALLERS_GO, str(tmp_path / "a.sock"), gone, misused, gone],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    log = done.stderr.decode()
+    check(log, misused)
+    assert log.count("Traceback") == 1
+    assert gone not in log

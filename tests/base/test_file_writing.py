@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from nodeagent.base.file_writing import make_folder, replace_changed_file, replace_file, unwritable_because
+from nodeagent.base.file_writing import (
+    ABANDONED_S,
+    make_folder,
+    remove_abandoned,
+    replace_changed_file,
+    replace_file,
+    unwritable_because,
+)
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 
 
@@ -76,3 +84,23 @@ def test_a_file_where_the_folder_should_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileExistsError):
         make_folder(tmp_path / "file")
+
+
+def test_what_a_killed_writer_left_is_removed_and_a_younger_or_foreign_one_stays(tmp_path: Path) -> None:
+    def left(name: str, age_s: float) -> str:
+        path = tmp_path / name
+        path.write_text("half")
+        os.utime(path, times=(time.time() - age_s,) * 2)
+        return name
+
+    old = ABANDONED_S + 60
+    left(".a.json.0123abcd.tmp", old)
+    stay = {
+        left(".a.json.0123abce.tmp", ABANDONED_S - 60),
+        left(".b.json.0123abcd.tmp", old),
+        left(".a.json.tmp", old),
+        left("a.json", old),
+    }
+    remove_abandoned(tmp_path, "a.json")
+    remove_abandoned(tmp_path / "missing", "a.json")
+    assert set(os.listdir(tmp_path)) == stay

@@ -182,6 +182,43 @@ async def test_a_deleted_file_is_written_again_and_one_that_never_was_is_not(tmp
 
 
 @pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize("written", [True, False])
+async def test_what_a_power_failure_left_of_a_write_goes_also_if_the_value_never_changes(
+    tmp_path: Path, written: bool
+) -> None:
+    before = value_at(tmp_path / "numbers.json")
+    assert await before.save({"a": 1})
+    half = tmp_path / ".numbers.json.0123abcd.tmp"
+    half.write_text('{"a"')
+    os.utime(half, (0, 0))
+    stored = value_at(tmp_path / "numbers.json")
+    assert stored.read() == {"a": 1}
+    assert half.exists(), "a verb that reads changes nothing"
+    if written:
+        assert await stored.save({"a": 2})
+    else:
+        keeping = asyncio.create_task(keep_files((stored,)))
+        await asyncio.sleep(RESTORE_S + 1)
+        keeping.cancel()
+    assert [path.name for path in tmp_path.iterdir()] == ["numbers.json"]
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_what_was_left_a_moment_before_the_start_goes_when_it_is_old(tmp_path: Path) -> None:
+    stored = value_at(tmp_path / "numbers.json")
+    half = tmp_path / ".numbers.json.0123abcd.tmp"
+    half.write_text('{"a"')
+    assert await stored.save({"a": 1})
+    keeping = asyncio.create_task(keep_files((stored,)))
+    await asyncio.sleep(RESTORE_S + 1)
+    assert half.exists(), "it may be the file of a writer that still works"
+    os.utime(half, (0, 0))
+    await asyncio.sleep(RESTORE_S)
+    keeping.cancel()
+    assert [path.name for path in tmp_path.iterdir()] == ["numbers.json"]
+
+
+@pytest.mark.usefixtures("virtual_time")
 async def test_an_old_file_that_is_still_there_hides_no_failed_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

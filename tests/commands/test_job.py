@@ -259,6 +259,28 @@ def test_an_input_without_pods_says_what_is_missing(
     assert "kubectl get pods -A -o yaml" in capsys.readouterr().err
 
 
+async def test_a_cluster_where_a_job_has_no_pods_yet_is_told_so_and_hears_of_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kueue holds the job: it is suspended, and has no pods."""
+    async with serving() as server:
+        config = kubeconfig(server, tmp_path / "kubeconfig")
+        assert await asyncio.to_thread(main, ["job", "llama", "--kubeconfig", str(config)]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "no pod of a job in this cluster: a job that waits has no pods yet" in error
+    assert "kubectl get workloads -A" in error
+    assert "a file needs" not in error
+
+
+def test_a_job_of_a_cluster_that_waits_beside_others_is_told_so() -> None:
+    with pytest.raises(job.JobNameError) as raised:
+        job.chosen(SEVERAL, "llama", None, live=True)
+    assert str(raised.value).startswith(
+        "no job with pods that run is called llama; there is RayCluster b/llama-7gx2k. "
+        "A job that waits has no pods yet"
+    )
+
+
 # --- the verb -------------------------------------------------------------------------------------------
 
 

@@ -410,7 +410,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     (
         "warn state_broken",
         capabilities.findings(
-            capabilities.ProcessRights(state=capabilities.StateDirectory("/s", None, "no JSON")), DEFAULT
+            capabilities.ProcessRights(
+                state=capabilities.StateDirectory("/s", broken={"rails.json": "no JSON"})
+            ),
+            DEFAULT,
         ),
     ),
     (

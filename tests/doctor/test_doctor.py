@@ -8,16 +8,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hack.docs.doctor_findings import finding_tables
 from nodeagent.agent_config import Config
+from nodeagent.base.stored_file import StoredForm
 from nodeagent.cli import main
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_tools import doctor
-from nodeagent_tools.doctor import reads
+from nodeagent_tools.doctor import capabilities, reads
 from nodeagent_tools.doctor.capabilities import ProcessRights, StateDirectory
 from nodeagent_tools.doctor.finding import Finding, Level, as_table
 from nodeagent_tools.doctor.kubelet_checks import KubeletFacts
@@ -113,6 +115,15 @@ def test_links_of_this_host_are_not_taken_for_those_of_a_simulated_machine(
     config.write_text(f"{HEAD}lldp: {{source: lldpd, command: [cat, /dev/null]}}\n")
     report = doctor.examine(doctor.DoctorOptions(root, config))
     assert not [one for one in report.findings if one.key.startswith("lldp_")]
+
+
+@pytest.mark.parametrize("form", capabilities.FORMS, ids=lambda form: form.name)
+def test_a_stored_file_of_no_bytes_is_broken(tmp_path: Path, form: StoredForm[Any]) -> None:
+    (tmp_path / form.name).touch()
+    state = capabilities._state(Tree(tmp_path), "/")
+    assert list(state.broken) == [form.name]
+    (found,) = capabilities._judge_state(state)
+    assert found.key == "state_broken"
 
 
 def found_with(*, uid: int, kubelet: bool) -> list[Finding]:

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from nodeagent.agent_config import Config, load
+from nodeagent.health import state_file
 from nodeagent.host.ethtool import Ethtool
 from nodeagent.host.sysfs import Tree
 from nodeagent.kube import deviceplugin_pb2 as pb
@@ -306,14 +307,19 @@ def test_a_file_instead_of_a_directory_is_unwritable(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "var/run")) == ["cdi"]
 
 
+OF_ANOTHER_BOOT = json.dumps({"version": state_file.FORM.version, "boot_id": "x", "entries": []})
+
+
 @pytest.mark.parametrize(
-    ("text", "broken"), [("{}", False), ("[]", True), ("{", True), ("[" * 100_000, True)]
+    ("text", "broken"),
+    [(OF_ANOTHER_BOOT, []), *((text, ["health.json"]) for text in ("", "{}", "[]", "{", "[" * 100_000))],
+    ids=["of another boot", "empty", "without a version", "a list", "half", "deep"],
 )
-def test_the_state_file_is_checked(tmp_path: Path, text: str, broken: bool) -> None:
+def test_the_state_file_is_checked(tmp_path: Path, text: str, broken: list[str]) -> None:
     (tmp_path / "sys").mkdir()
     (tmp_path / "var/lib/nodeagent").mkdir(parents=True)
     (tmp_path / "var/lib/nodeagent/health.json").write_text(text)
     state = capabilities.read(of(tmp_path)).state
     assert state is not None
-    assert (state.broken is not None) == broken
+    assert list(state.broken) == broken
     assert state.refusal is None

@@ -128,6 +128,11 @@ TABLE = (
         f"{PREPARATION}::test_the_sum_of_all_claims_never_exceeds_a_gpu_or_a_pf",
     ),
     Protection(
+        "The record of a claim names devices, and its device nodes are those of the present facts",
+        "each Allocate reads the present facts, and the agent's specs of GPUs and VFs follow them",
+        "dra/test_claim_renewal.py::test_a_claim_that_is_prepared_again_gets_the_nodes_that_its_vf_has_now",
+    ),
+    Protection(
         "A MIG device is made once its record is on the disk",
         "a device plugin makes no MIG device",
         "dra/test_mig_claims.py::test_a_record_that_stayed_on_the_disk_does_not_end_the_claim_that_has_its_place_now",

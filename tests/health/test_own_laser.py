@@ -40,3 +40,11 @@ def test_lasers_that_are_off_unused_or_not_measured_are_no_fault() -> None:
 def test_an_unplugged_fiber_accuses_no_module() -> None:
     unlit = {f"rx_power_watts/{lane}": 0.0 for lane in range(1, 5)}
     assert judged(LIT | LIMIT | unlit | {"rx_power_watts_low_alarm": 1e-4}).reasons() == ["carrier_down"]
+
+
+def test_lanes_of_a_recording_may_have_any_names() -> None:
+    named = {"tx_power_watts/x": 0.0, "bias_amperes/x": 0.0} | {
+        key.replace("/2", "/10"): value for key, value in DARK.items()
+    }
+    (laser,) = [it for it in judged(LIT | LIMIT | DARK | named).health().reasons if it.key == "optics_laser"]
+    assert "the laser of lane 2, x, 10 is dead" in laser.detail

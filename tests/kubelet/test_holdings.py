@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from nodeagent.facts.model import Holding
@@ -103,3 +104,35 @@ async def test_a_kubelet_that_accepts_and_never_answers_costs_the_limit_and_is_n
         listening.listen()
         with pytest.raises(PodResourcesError, match=r"kubelet\.sock: .* no answer within 0\.05 s"):
             await PodResources(path, timeout_s=0.05).list()
+
+
+async def garbage(_request: bytes, _context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    return b"\xff\xff\xff"
+
+
+async def test_an_answer_that_cannot_be_read_is_a_failure_and_not_the_end_of_the_task(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, stale = tmp_path / "kubelet.sock", asyncio.Queue[str]()
+    server = grpc.aio.server()
+    methods = ("List", "GetAllocatableResources")
+    handlers = {method: grpc.unary_unary_rpc_method_handler(garbage) for method in methods}
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),)
+    )
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    client = PodResources(path)
+    for ask in (client.list, client.offered):
+        with pytest.raises(PodResourcesError, match=r"kubelet\.sock: .* the answer is no \w+Response"):
+            await ask()
+    watching = asyncio.create_task(
+        holdings.watch(path, lambda *_: None, stale.put_nowait, asyncio.Event(), interval_s=0.01)
+    )
+    for _ in range(2):  # it goes on
+        assert "the answer is no ListPodResourcesResponse" in await asyncio.wait_for(stale.get(), 20)
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    await server.stop(None)
+    assert [record.name for record in caplog.records if record.exc_info] == []

@@ -152,6 +152,18 @@ def test_a_shutdown_frame_makes_the_neighbor_of_a_link_stale_at_once_and_removes
     assert ports(table) == [("eth0", "swp1", False)]
 
 
+def test_a_shutdown_frame_after_a_loss_of_the_carrier_gives_the_neighbor_no_time():
+    """The carrier ended the time of all neighbors: one that sends again is current for its new TTL alone."""
+    table = NeighborTable()
+    table.receive("eth0", frame("other"), 0.0)
+    speak(table, frame("swp1"), 0.0)
+    table.mark_stale("eth0")
+    table.receive("eth0", frame("swp1", ttl=0), 31.0)
+    table.receive("eth0", frame("swp1", ttl=1), 32.0)
+    table.expire(33.0)
+    assert ports(table)[0] == ("eth0", "swp1", True)
+
+
 def test_the_last_neighbor_of_a_link_is_stale_after_its_ttl_and_live_after_a_frame():
     table = NeighborTable()
     table.receive("eth0", frame(), 0.0)

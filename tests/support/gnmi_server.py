@@ -97,6 +97,8 @@ class Habits:
     keys: str | None = None
     """The key that an entry of a list must have in a path. Without it the answer is empty."""
     raw: bytes | None = None
+    garbage: bytes | None = None
+    """Sent in place of each message."""
     asked: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -113,11 +115,9 @@ class Server:
     async def __aenter__(self) -> Server:
         self._server = grpc.aio.server()
         handlers = {
-            "Get": grpc.unary_unary_rpc_method_handler(
-                self._get, pb.GetRequest.FromString, pb.GetResponse.SerializeToString
-            ),
+            "Get": grpc.unary_unary_rpc_method_handler(self._get, pb.GetRequest.FromString, self._encoded),
             "Subscribe": grpc.stream_stream_rpc_method_handler(
-                self._subscribe, pb.SubscribeRequest.FromString, pb.SubscribeResponse.SerializeToString
+                self._subscribe, pb.SubscribeRequest.FromString, self._encoded
             ),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("gnmi.gNMI", handlers),))
@@ -129,6 +129,9 @@ class Server:
         )
         await self._server.start()
         return self
+
+    def _encoded(self, answer: pb.GetResponse | pb.SubscribeResponse) -> bytes:
+        return answer.SerializeToString() if self.habits.garbage is None else self.habits.garbage
 
     async def __aexit__(self, *_: object) -> None:
         await self._server.stop(0)

@@ -148,6 +148,17 @@ async def test_a_malformed_answer_is_an_error(raw: bytes):
             await plain(server.port).read("127.0.0.1", SECRET)
 
 
+@pytest.mark.parametrize("subscribe", [True, False])
+async def test_an_answer_that_is_no_gnmi_is_an_error_and_no_traceback(
+    subscribe: bool, caplog: pytest.LogCaptureFixture
+):
+    habits = Habits(subscribe=subscribe, garbage=b"\xff\xff\xff")
+    async with Server(TREE, habits) as server, asyncio.timeout(20):
+        with pytest.raises(SwitchError, match="the answer is no gNMI"):
+            await plain(server.port).read("127.0.0.1", SECRET)
+    assert [record.name for record in caplog.records if record.exc_info] == []
+
+
 async def test_too_many_neighbors_are_an_error():
     many = [neighbor(f"s{n}", f"02:00:00:00:{n >> 8:02x}:{n & 255:02x}", "1", id=str(n)) for n in range(4097)]
     async with Server(tree("leaf1", {"Ethernet1": many})) as server, asyncio.timeout(60):

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from google.protobuf.empty_pb2 import Empty
 
 from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
@@ -180,10 +179,8 @@ class PlatformConnector:
                 raise ValueError(f"{self._token_file} holds no token")
             metadata = (("authorization", f"Bearer {token}"),)
         async with grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
-            call: grpc.aio.UnaryUnaryMultiCallable[pb.HealthEvents, Empty] = channel.unary_unary(
-                METHOD,
-                request_serializer=lambda request: request.SerializeToString(),
-                response_deserializer=Empty.FromString,
+            call: grpc.aio.UnaryUnaryMultiCallable[pb.HealthEvents, bytes] = channel.unary_unary(
+                METHOD, request_serializer=lambda request: request.SerializeToString()
             )
             await call(message, timeout=self._call_s, metadata=metadata)
 

@@ -72,7 +72,7 @@ def _laser(view: NicView) -> Measured | None:
     level, levels = view.history.level, view.history.levels
     sent, currents = levels("tx_power_watts"), levels("bias_amperes")
     off = view.admin_up is False or level("module_ready") == 0 or level("ib_physical_state") == _IB_DISABLED
-    lanes = sorted(sent.keys() & currents.keys(), key=int)
+    lanes = sorted(sent.keys() & currents.keys(), key=lambda lane: (len(lane), lane))
     if off or not lanes or not level("tx_power_watts_low_alarm"):
         return None  # switched off, or not measured by this module
     dead = [lane for lane in lanes if sent[lane] <= _DARK_WATTS and currents[lane] < _NO_CURRENT]

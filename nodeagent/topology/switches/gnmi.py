@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
 import msgspec
+from google.protobuf.message import DecodeError, Message
 
 from nodeagent.fabric.reports import shown
 from nodeagent.topology.switches import gnmi_pb2 as pb
@@ -23,6 +24,8 @@ from nodeagent.topology.switches.credentials import SwitchCredentials
 from nodeagent.topology.switches.openconfig import Step, Steps
 from nodeagent.topology.switches.switch_reading import SwitchError, SwitchReading
 from nodeagent.topology.switches.switch_settings import GnmiSettings
+
+Answer = TypeVar("Answer", bound=Message)
 
 PORT = 9339
 ANSWER_MAX = 16 << 20
@@ -142,15 +145,15 @@ async def _notifications(
     paths = [_path(path, method) for path in PATHS]
     prefix = pb.Path(target=TARGET) if method.addressed else None
     if method.get is not None:
-        get = channel.unary_unary(
-            "/gnmi.gNMI/Get", pb.GetRequest.SerializeToString, pb.GetResponse.FromString
+        get: grpc.aio.UnaryUnaryMultiCallable[pb.GetRequest, bytes] = channel.unary_unary(
+            "/gnmi.gNMI/Get", pb.GetRequest.SerializeToString
         )
         request = pb.GetRequest(prefix=prefix, path=paths, type=method.get, encoding=method.encoding)
-        for notification in (await get(request, metadata=metadata)).notification:
+        for notification in _decoded(pb.GetResponse, await get(request, metadata=metadata)).notification:
             yield notification
         return
-    call = channel.stream_stream(
-        "/gnmi.gNMI/Subscribe", pb.SubscribeRequest.SerializeToString, pb.SubscribeResponse.FromString
+    call: grpc.aio.StreamStreamMultiCallable[pb.SubscribeRequest, bytes] = channel.stream_stream(
+        "/gnmi.gNMI/Subscribe", pb.SubscribeRequest.SerializeToString
     )
     subscriptions = pb.SubscriptionList(
         prefix=prefix,
@@ -161,18 +164,27 @@ async def _notifications(
     stream = call(iter((pb.SubscribeRequest(subscribe=subscriptions),)), metadata=metadata)
     try:
         count = size = 0
-        async for answer in stream:
+        async for content in stream:
             count += 1
-            size += answer.ByteSize()
+            size += len(content)
             if count > MESSAGES_MAX or size > ANSWER_MAX:
                 raise SwitchError(
                     f"the subscription sent more than {MESSAGES_MAX} answers, or more than {ANSWER_MAX} bytes"
                 )
+            answer = _decoded(pb.SubscribeResponse, content)
             if answer.HasField("sync_response"):
                 return
             yield answer.update
     finally:
         stream.cancel()
+
+
+def _decoded(answer: type[Answer], content: bytes) -> Answer:
+    """gRPC's own deserializer would make a traceback and ``None`` of what cannot be read."""
+    try:
+        return answer.FromString(content)
+    except DecodeError as error:
+        raise SwitchError(f"the answer is no gNMI {answer.DESCRIPTOR.name}: {error}") from None
 
 
 def _path(names: Iterable[str], method: Method) -> pb.Path:

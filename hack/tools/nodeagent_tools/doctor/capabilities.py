@@ -5,19 +5,21 @@ They are the rights of the process that runs the doctor, not the agent's: run th
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nodeagent.agent_config import Config
 from nodeagent.base.file_writing import unwritable_because
-from nodeagent.base.stored_file import StoredFile
-from nodeagent.health.state_file import FORM
+from nodeagent.base.stored_file import StoredFile, StoredForm
+from nodeagent.health import state_file
 from nodeagent.host.kmsg import KernelLog, KernelLogError
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import Tree
+from nodeagent.kubelet import grown_requests, rail_memory, slice_sizes
 from nodeagent.kubelet.device_info import DEVICE_INFO
+from nodeagent.sources import infiniband_source, lldp_source, remembered_gpus
 from nodeagent.sources.cordons_file import FORM as CORDONS
 from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, shortened
 from nodeagent_tools.doctor.reads import Target
@@ -64,7 +66,8 @@ TOPIC = Topic(
             "mount a writable host directory there, or set health.stateDirectory",
         ),
         "state_broken": Advice(
-            "The state file of an earlier agent cannot be read. The agent ignores it and writes a new one.",
+            "A file of an earlier agent cannot be read. The agent ignores it and writes a new one; what is lost is in "
+            "docs/stored-files.md.",
             "nothing if it happened once; otherwise check the disk",
         ),
         "cordons_broken": Advice(
@@ -76,18 +79,28 @@ TOPIC = Topic(
     },
 )
 
+FORMS: tuple[StoredForm[Any], ...] = (
+    state_file.FORM,
+    rail_memory.FORM,
+    slice_sizes.FORM,
+    grown_requests.FORM,
+    remembered_gpus.FORM,
+    lldp_source.FORM,
+    infiniband_source.FORM,
+)
+
 # include/uapi/linux/capability.h
 CAPABILITIES = {"NET_ADMIN": 12, "NET_RAW": 13, "SYSLOG": 34}
 
 
 @dataclass(frozen=True, slots=True)
 class StateDirectory:
-    """The state directory, why it is not writable (``refusal``), and why its file is unreadable (``broken``), or that
-    of the cordons."""
+    """The state directory, why it is not writable (``refusal``), and why its files are unreadable, by their names
+    (``broken``), or that of the cordons."""
 
     folder: str
     refusal: str | None = None
-    broken: str | None = None
+    broken: Mapping[str, str] = field(default_factory=dict)
     broken_cordons: str | None = None
 
 
@@ -129,16 +142,13 @@ def _kernel_log() -> str | None:
 
 
 def _state(tree: Tree, folder: str) -> StateDirectory:
-    broken = None
-    try:
-        text = tree.data(f"{folder}/{FORM.name}")
-        if text is not None and not isinstance(json.loads(text), dict):
-            broken = "not a JSON object"
-    except (SysfsError, ValueError, RecursionError) as error:
-        broken = str(error)
-    cordons = StoredFile(tree.path(folder), CORDONS)
-    cordons.read()
-    return StateDirectory(folder, _unwritable(tree.path(folder)), broken, cordons.unreadable)
+    place = tree.path(folder)
+    files: list[StoredFile[Any]] = [StoredFile(place, form) for form in (*FORMS, CORDONS)]
+    for file in files:
+        file.read()
+    *others, cordons = files
+    broken = {file.form.name: file.unreadable for file in others if file.unreadable is not None}
+    return StateDirectory(folder, _unwritable(place), broken, cordons.unreadable)
 
 
 def written(config: Config) -> tuple[str, ...]:
@@ -170,13 +180,13 @@ def findings(rights: ProcessRights, config: Config) -> Iterator[Finding]:
 
 
 def _judge_state(state: StateDirectory) -> Iterator[Finding]:
-    if state.broken is not None:
-        yield TOPIC.warn("state_broken", f"{state.folder}/{FORM.name}: {state.broken}")
+    for name, why in state.broken.items():
+        yield TOPIC.warn("state_broken", f"{state.folder}/{name}: {why}")
     if state.broken_cordons is not None:
         yield TOPIC.fix("cordons_broken", f"{state.folder}/{CORDONS.name}: {state.broken_cordons}")
     if state.refusal is not None:
         yield TOPIC.warn("state_unwritable", f"{state.folder}: {state.refusal}")
-    if state.broken is state.broken_cordons is state.refusal is None:
+    if not state.broken and state.broken_cordons is state.refusal is None:
         yield TOPIC.ok("state", f"state is saved in {state.folder}")
 
 

@@ -28,6 +28,7 @@ from nodeagent_tools.plan.preview import Preview, SourceError, read_preview
 
 CANDIDATES_MAX = 6
 NO_PODS = "no pod of a job in this input; a file needs those of `kubectl get pods -A -o yaml` too"
+WAITS = "a job that waits has no pods yet; `kubectl get workloads -A` lists those that Kueue holds"
 Jobs = Mapping[JobKey, Sequence[JobPod]]
 
 
@@ -41,7 +42,9 @@ def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> i
     def look() -> tuple[str, int]:
         preview = read_preview(options, whole_reports=True, with_pods=True)
         jobs = by_job(map(job_pod, preview.pods))
-        job, found = described(preview, jobs, chosen(jobs, options.name, options.namespace))
+        job, found = described(
+            preview, jobs, chosen(jobs, options.name, options.namespace, live=options.source is None)
+        )
         code = FAILED if found else GOOD
         if options.json:
             envelope = trouble.document(preview, found, options.source, now())
@@ -51,8 +54,11 @@ def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> i
     return trouble.repeated(options, look)
 
 
-def chosen(jobs: Jobs, name: str, namespace: str | None) -> JobKey:
-    """The job that ``NAME`` or ``KIND/NAME`` names. Raises ``JobNameError``."""
+def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False) -> JobKey:
+    """The job that ``NAME`` or ``KIND/NAME`` names, among those of a cluster (``live``) or of a file.
+
+    Raises ``JobNameError``.
+    """
     kind, _, name = name.rpartition("/")
     wanted = ALIASES.get(kind.lower(), kind).lower()
     if wanted and wanted not in map(str.lower, KINDS):
@@ -60,7 +66,7 @@ def chosen(jobs: Jobs, name: str, namespace: str | None) -> JobKey:
             f"{kind} is no kind of job{did_you_mean(kind, KINDS)}: there is {', '.join(KINDS)}"
         )
     if not jobs:
-        raise JobNameError(NO_PODS)
+        raise JobNameError(f"no pod of a job in this cluster: {WAITS}" if live else NO_PODS)
     fit = sorted(
         job for job in jobs if wanted in ("", job.kind.lower()) and namespace in (None, job.namespace)
     )
@@ -72,7 +78,8 @@ def chosen(jobs: Jobs, name: str, namespace: str | None) -> JobKey:
         similar = get_close_matches(name, {job.name for job in fit}, CANDIDATES_MAX)
         shown = [job for job in fit if job.name in similar or name in job.name] or fit or sorted(jobs)
         names = ", ".join(map(str, shown[:CANDIDATES_MAX]))
-        raise JobNameError(f"no job with pods that run is called {name}; there is {names}")
+        waits = f". {WAITS[0].upper()}{WAITS[1:]}" if live else ""
+        raise JobNameError(f"no job with pods that run is called {name}; there is {names}{waits}")
     return found[0]
 
 
