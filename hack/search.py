@@ -68,7 +68,7 @@ class Search(Progress):
 
 
 def example(report: pytest.TestReport) -> str:
-    """What Hypothesis says of the smallest example, or the end of the error of a test that died."""
+    """The smallest example, as Hypothesis shows it, or the end of the error of a test that died."""
     said = [text for name, text in report.sections if name == "Hypothesis"]
     return "\n".join(said).strip() or "\n".join(report.longreprtext.splitlines()[-20:])
 
