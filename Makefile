@@ -23,8 +23,8 @@ test: $(VENV)/.ready  ## install and run all tests, with linters and type checks
 quick: $(VENV)/.ready  ## format, lint, import contracts, quick tests of what changed since the trunk (SINCE=commit)
 	$(BIN)/python hack/quick.py $(SINCE)
 
-search: $(VENV)/.ready  ## many new examples for the property tests; .hypothesis keeps those that fail
-	PYTEST_TIMEOUT=0 $(BIN)/python -m pytest -n $(JOBS) -m "hypothesis and not vm" --hypothesis-profile=search $(ARGS)
+search: $(VENV)/.ready  ## new examples for the property tests, for MINUTES=20; .hypothesis keeps those that fail
+	$(BIN)/python hack/search.py -n $(JOBS) --dist worksteal --minutes $(or $(MINUTES),20) $(ARGS)
 
 test-vm: $(VENV)/.ready  ## boot a machine with real VFs and test the installed agent in it (hack/vm/README.md)
 	$(BIN)/python -m pytest -m vm tests/vm $(ARGS)
