@@ -176,9 +176,10 @@ OTHER: dict[str, Any] = {
 
 VFS: dict[str, Any] = {
     **{f"vfs[].select.{key}": SELECTED[key] for key in ("vendors", "devices", "drivers", "netdevs", "exclude")},
-    "vfs[].select.pciAddresses": [NOTHING], "vfs[].count": 8, "vfs[].mtu": 9000, "vfs[].driver": "vfio-pci",
+    "vfs[].select.linkTypes": ["infiniband"], "vfs[].select.pciAddresses": [NOTHING],
+    "vfs[].count": 8, "vfs[].mtu": 9000, "vfs[].driver": "vfio-pci",
     "vfs[].trust": True, "vfs[].spoofCheck": False, "vfs[].linkState": "enable", "vfs[].minTxRateMbps": 100,
-    "vfs[].maxTxRateMbps": 1000, "vfs[].vfIndexes": ["0-3"],
+    "vfs[].maxTxRateMbps": 1000, "vfs[].vfIndexes": ["0-3"], "vfs[].guid": "auto",
 }  # fmt: skip
 """Other values of the settings of the entry in ``STARTED``."""
 

@@ -71,8 +71,8 @@ def port(root: Path, vf: Function) -> tuple[str, str]:
     return (folder / "state").read_text().strip(), (folder / "phys_state").read_text().strip()
 
 
-def found(root: Path, *, disabled: tuple[str, ...] = ()) -> dict[str, str]:
-    facts = nic_checks.read(Target(Tree(root), config(), recorded=True, kubelet_dir=None)).facts
+async def found(root: Path, *, disabled: tuple[str, ...] = ()) -> dict[str, str]:
+    facts = (await nic_checks.read(Target(Tree(root), config(), recorded=True, kubelet_dir=None))).facts
     findings = nic_checks.findings(nic_checks.NicFacts(facts, disabled_vfs=disabled), config())
     return {one.key: one.what for one in findings if one.key.startswith("vf_")}
 
@@ -86,7 +86,7 @@ async def test_a_vf_without_a_guid_is_withheld_and_named_until_vfs_apply_gives_i
     assert [len(devices) for _, devices in view.resources] == [2, 2]
     assert not any(one.health.allocatable for _, devices in view.resources for one in devices)
     assert f"VF {PF[:-1]}1 has no GUID and reaches no peer; set guid under vfs" in as_table(view)
-    assert found(root)["vf_guid_missing"].startswith("4 VFs without a GUID: ")
+    assert (await found(root))["vf_guid_missing"].startswith("4 VFs without a GUID: ")
     first = await applied(root)
     assert first.good, first
     assert [pf.state for pf in first.pfs] == ["changed", "changed"]
@@ -102,7 +102,7 @@ async def test_a_vf_without_a_guid_is_withheld_and_named_until_vfs_apply_gives_i
         assert (folder / "node").read_text() == (folder / "port").read_text()
     view = await scan_once(config(), root)
     assert all(one.health.allocatable for _, devices in view.resources for one in devices)
-    assert found(root) == {}
+    assert await found(root) == {}
     again = await applied(root)
     assert [pf.state for pf in again.pfs] == ["unchanged", "unchanged"]
 
@@ -160,17 +160,17 @@ async def test_a_port_that_is_not_active_while_that_of_its_pf_is_is_named(
     assert (await applied(root)).good
     machine.set_link(f"{PF[:-1]}1", False)
     only = f"{PF[:-1]}1"
-    assert found(root) == {
+    assert await found(root) == {
         "vf_port_inactive": f"1 VF with a port that is not active: {only_name(root, only)}"
     }
-    assert list(found(root, disabled=(only,))) == ["vf_link_disabled"]
+    assert list(await found(root, disabled=(only,))) == ["vf_link_disabled"]
     view = await scan_once(config(), root)
     assert (
         f"VFs have a port that is not active, although that of their PF is: set linkState: auto under vfs ({only})"
         in (as_table(view))
     )
     machine.set_link(PF, False)
-    assert found(root) == {}, "the cable is the cause"
+    assert await found(root) == {}, "the cable is the cause"
 
 
 def only_name(root: Path, address: str) -> str:

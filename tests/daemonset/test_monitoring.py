@@ -27,6 +27,7 @@ from nodeagent.health import gpu, unusable_gpus
 from nodeagent.health.nic import keys
 from nodeagent.health.rules import NIC_RULES, gpu_rules, xids
 from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, RECOVERY_PREFIX
+from nodeagent.health.structural import Fault
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.metrics.exposition import CATALOG
 from tests.support.findings import one_item
@@ -194,7 +195,7 @@ def test_the_runbook_covers_every_alert_and_every_reason_and_nothing_else() -> N
     section = RUNBOOK.partition("## Reasons")[2].partition("## Links")[0]
     cells = re.findall(r"^\| (`.*?) \|", section, re.M)
     named = {name for cell in cells for name in re.findall(r"`([a-z_]+\*?)`", cell)}
-    reasons = keys(NIC_RULES) | gpu_reasons()
+    reasons = keys(NIC_RULES) | gpu_reasons() | {fault.value for fault in Fault}
     missing = {reason for reason in reasons if not any(fnmatchcase(reason, pattern) for pattern in named)}
     assert not missing, "add them to the section Reasons of docs/runbook.md"
     assert not {pattern for pattern in named if not any(fnmatchcase(reason, pattern) for reason in reasons)}

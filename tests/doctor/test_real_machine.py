@@ -263,14 +263,15 @@ async def test_links_without_lldp_are_a_finding(links, root) -> None:
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
-def test_netdevs_of_another_network_namespace_are_a_finding(tmp_path: Path) -> None:
+async def test_netdevs_of_another_network_namespace_are_a_finding(tmp_path: Path) -> None:
     """sysfs belongs to the namespace of its mount; here it is a drawn tree with an unknown NIC."""
     from tests.support.drawn_trees import Machine
 
     machine = Machine(tmp_path)
     machine.function("0000:18:00.0")
     machine.netdev("ens99np0", "0000:18:00.0")
-    seen = nic_checks.read(of(tmp_path))
+    machine.vf("0000:18:00.0", 0)
+    seen = await nic_checks.read(of(tmp_path))
     assert [one.what for one in nic_checks.findings(seen, Config()) if one.key == "network_namespace"] == [
         "ens99np0: in sysfs, but not in this network namespace"
     ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function
 from nodeagent.health.structural import find_faults
@@ -149,7 +151,7 @@ class NicFacts:
         return [function for function in self.facts.functions if function.parent is None]
 
 
-def read(target: Target) -> NicFacts:
+async def read(target: Target) -> NicFacts:
     tree = target.tree
     facts = scan(tree)
     pfs = [function for function in facts.functions if function.parent is None]
@@ -164,7 +166,8 @@ def read(target: Target) -> NicFacts:
         flags={} if target.recorded else _flags(pfs),
         namespace_netdevs=None if target.recorded else _here(),
         shared_subnets={} if target.recorded else _shared_subnets(tree, {pf.netdev for pf in pfs}),
-        disabled_vfs=() if target.recorded else _disabled_vfs(tree, facts),
+        # pyroute2 has an event loop of its own.
+        disabled_vfs=() if target.recorded else await in_thread(partial(_disabled_vfs, tree, facts)),
     )
 
 
