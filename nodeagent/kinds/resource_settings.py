@@ -33,7 +33,9 @@ Preferred = Literal["pack", "spread", "nic-affinity"]
 Mode = Literal["devicePlugin", "dra"]
 NO_MODE = {"mode": "kinds gpu-mem, vf and mig have it; device plugins alone offer whole GPUs"}
 OTHER_GPUS = "let the two resources select different GPUs"
-NAME_GPUS = 'must name the GPUs by uuids, indexes, pciAddresses or models; pciAddresses: ["*"] names all of them'
+NAME_GPUS = (
+    'must name the GPUs by uuids, indexes, pciAddresses or models; pciAddresses: ["*"] names all of them'
+)
 NAME_PFS = 'must name some PFs; pciAddresses: ["*"] names all of them'
 NO_GPU = "nothing is offered: no GPU is selected"
 
