@@ -424,7 +424,7 @@ def _reasons(view: MachineView, on: Screen) -> str:
     snapshot = view.snapshot
     lines = [
         f"{name}: {health.state}: {reason.key}: {reason.detail}"
-        for name, health in _judged(view)
+        for name, health in (*_judged(view), *_of_resources(view))
         for reason in health.reasons
     ]
     lines += [f"{_label(view, remark.link)}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
@@ -453,6 +453,23 @@ def _judged(view: MachineView) -> Iterable[tuple[str, Health]]:
         if inherited is None or inherited.reasons != function.health.reasons:
             name = _label(view, function.netdev) if function.netdev else "VF" if function.parent else "PF"
             yield f"{name} {function.pci_address}", function.health
+
+
+def _of_resources(view: MachineView) -> Iterable[tuple[str, Health]]:
+    """The health of devices that their resource lacks something for, beside the faults of their GPU, PF or VF: an MPS
+    daemon, the device nodes of a MIG device. One line for all devices of a resource with the same fault."""
+    snapshot = view.snapshot
+    hardware = {reason for gpu in snapshot.gpus for reason in gpu.health.reasons}
+    hardware |= {reason for function in snapshot.functions for reason in function.health.reasons}
+    for resource, devices in view.resources:
+        counts: dict[Health, int] = {}
+        for entry in devices:
+            own = tuple(reason for reason in entry.health.reasons if reason not in hardware)
+            if own:
+                health = structs.replace(entry.health, reasons=own)
+                counts[health] = counts.get(health, 0) + len(entry.ids)
+        for health, count in counts.items():
+            yield f"{resource.rpartition('/')[2]} ({count} device{'s' * (count > 1)})", health
 
 
 def _pfs(snapshot: Snapshot) -> list[Function]:
