@@ -440,6 +440,7 @@ class NicState(JudgedDevice):
             if hold.active
         ]
         penalty, counter = self.losses.penalty, self.losses.counter(self.history, self._now)
+        others = {name: self._counted(name) for name in PHY_COUNTERS if name != counter}
         phy = self._counted(counter) if counter in PHY_COUNTERS else None
         return NicRecord(
             penalty.points,
@@ -457,6 +458,11 @@ class NicState(JudgedDevice):
             if any(loss.latest > loss.at for loss in self.losses.times)
             else (),
             dict(self.failed_since),
+            {
+                name: (count, self.history.counted_at(name) or 0.0)
+                for name, count in others.items()
+                if count is not None
+            },
         )
 
     def _counted(self, counter: str) -> float | None:
@@ -477,7 +483,9 @@ class NicState(JudgedDevice):
             self.losses.uncounted_until = now + STALE_MIN_S
         if record.phy_downs is not None:
             self.history.resume(*record.phy_downs, read_at)
-            self.losses.uncounted_until = now + STALE_MIN_S
+            self.losses.uncounted_until, self.losses.awaited = now + STALE_MIN_S, record.phy_downs[0]
+        for name, (count, at) in record.other_downs.items():
+            self.history.resume(name, count, at)
         for fault in record.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.text)
 

@@ -10,7 +10,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.health.carrier_losses import COUNTERS
@@ -139,6 +139,7 @@ class CountedLink:
 
 @pytest.mark.parametrize("phy", [name for name in COUNTERS if name != "carrier_down"])
 @given(steps=LINK_STEPS)
+@example([("be silent", 400), ("restart", 1), ("read the driver", 0.0)])
 @settings(max_examples=examples(400))
 def test_a_lost_link_counts_once_by_two_counters(phy: str, steps: list[tuple[str, float | None]]) -> None:
     link = CountedLink(phy)
