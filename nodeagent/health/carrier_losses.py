@@ -86,8 +86,10 @@ class CarrierLosses:
         times: Sequence[Loss],
         settings: CarrierSettings,
         changed_at: float | None,
+        ahead: Mapping[str, float],
     ) -> None:
         self.penalty, self.times = penalty, list(times)
+        self._ahead |= ahead
         self.settings, self.changed_at = settings, changed_at
         self.penalty.cap(self._half_life_s, self._reuse)
 
