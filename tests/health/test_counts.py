@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.health.carrier_losses import COUNTERS
+from nodeagent.health.carrier_losses import PHY_COUNTERS
 from nodeagent.health.history import History
 from nodeagent.health.nic import NicState
 from nodeagent.health.record import NicRecord
@@ -90,11 +90,7 @@ LINK_STEPS = st.lists(
 )
 
 
-PHY_SOURCES = {
-    "ext_down": Source.STATE,
-    "link_down_events": Source.DRIVER,
-    "ib_link_downed": Source.RDMA,
-}
+PHY_SOURCES = {name: Source(MEASUREMENTS[name].source) for name in PHY_COUNTERS}
 
 
 class CountedLink:
