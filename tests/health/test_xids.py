@@ -1,6 +1,5 @@
 """The faults of GPUs by events and readings, and that a GPU recovers from each."""
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -14,6 +13,7 @@ from nodeagent.health.gpu import unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.rules.xids import FATAL, IGNORE, RECOVERY_ACTION_CHANGED, WATCH, Severity, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
+from tests.support import golden
 from tests.support.judged_gpus import GpuBench, gpu
 
 SETTINGS = GpuSettings(xid_clear_seconds=600)
@@ -22,16 +22,10 @@ SETTINGS = GpuSettings(xid_clear_seconds=600)
 @pytest.mark.parametrize(
     ("name", "table"), [("xids", xids_table), ("gpu rules", gpu_rules_table)], ids=["xids", "gpu-rules"]
 )
+@pytest.mark.golden("docs/reference/gpu-rules.md")
 def test_the_documented_tables_are_those_of_the_code(name, table):
-    """``NODEAGENT_GOLDEN=write`` writes them."""
     page = Path(__file__).parents[2] / "docs/reference/gpu-rules.md"
-    head, mark, rest = page.read_text().partition(f"<!-- {name} -->\n")
-    _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{table()}{end}{tail}"
-    assert end, f"the markers of {name} are gone"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        page.write_text(text)
-    assert page.read_text() == text
+    golden.same_between(page, f"<!-- {name} -->\n", "<!-- end -->\n", table())
 
 
 def test_no_xid_has_two_severities():
