@@ -140,24 +140,26 @@ def test_a_shipped_configuration_keeps_its_history_in_the_state_folder_or_nowher
     assert "/" not in (load(CONFIGS[name].read_text(), name=name).history.file or "")
 
 
-async def test_a_name_lies_in_the_state_folder_below_the_root() -> None:
-    async with node() as n:
-        config = load(HEAD + "health: {stateDirectory: /srv/state}\nhistory: {file: kept.json}\n", name="x")
-        await n.start_agent(config)
-        assert "history.file" not in (await n.get("/readyz"))[1]
-        await n.stop_agent()
-        kept = json.loads((n.root / "srv/state/kept.json").read_text())["changes"]
-        assert "agent" in {change["what"] for change in kept}
+OLDER = {
+    "version": 1,
+    "changes": [{"at": 1.0, "what": "nic", "where": "nic0", "before": "up", "after": "down"}],
+}
 
 
-async def test_an_absolute_path_stays_what_it_is() -> None:
+@pytest.mark.parametrize("absolute", [False, True], ids=["name", "absolute path"])
+async def test_a_name_lies_in_the_state_folder_and_an_absolute_path_stays_what_it_is(absolute: bool) -> None:
     async with node() as n:
-        place = n.folder / "elsewhere" / "kept.json"
-        await n.start_agent(load(f"{HEAD}history: {{file: {place}}}\n", name="x"))
+        place = n.folder / "elsewhere/kept.json" if absolute else n.root / "srv/state/kept.json"
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps(OLDER))
+        file = place if absolute else "kept.json"
+        text = f"{HEAD}health: {{stateDirectory: /srv/state}}\nhistory: {{file: {file}}}\n"
+        await n.start_agent(load(text, name="x"))
+        await n.until(lambda: n.agent.changes.changes[0].at == 1.0)
         assert "history.file" not in (await n.get("/readyz"))[1]
         await n.stop_agent()
-        assert place.is_file()
-        assert not (n.root / "var/lib/nodeagent/kept.json").exists()
+        kept = json.loads(place.read_text())["changes"]
+        assert {"nic", "agent"} <= {change["what"] for change in kept}
 
 
 async def test_readyz_names_what_to_write_in_place_of_a_path_that_keeps_nothing() -> None:
