@@ -142,6 +142,7 @@ def sentence(fault: Fault, function: Function, netdev: str | None = None) -> str
             infiniband = function.link_type == INFINIBAND
             return f"{name} has {'a port that is not active' if infiniband else 'no carrier'}"
         case Fault.GUID_MISSING:
-            return f"{name_of(function)} has no GUID and reaches no peer; set guid under vfs: `nodeagent vfs apply`"
+            how = "set `guid: auto` under vfs and run `nodeagent vfs apply`"
+            return f"{name_of(function)} has no GUID and reaches no peer; {how}"
         case Fault.LINK_UNSEEN:
             return f"{name} does not report whether it has carrier"
