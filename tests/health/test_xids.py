@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hack.docs.health_rules import gpu_rules_table, xids_table
@@ -282,6 +282,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
+@example([(300.0, [GpuEvent("GPU-1", 13)], None)] * 3)
 def test_every_gpu_recovers_from_any_events_and_readings(steps):
     bench = GpuBench(gpu(0), gpu(1))
     for wait, events, readings in steps:
@@ -296,6 +297,8 @@ def test_every_gpu_recovers_from_any_events_and_readings(steps):
             assert len(bench.reasons(uuid)) == len(set(bench.reasons(uuid)))
     clean = [gpu(0), gpu(1), gpu(2)]
     bench.read_at(bench.now, *clean).read_at(bench.now + SETTINGS.xid_clear_s + 1, *clean)
+    assert {reason for uuid in bench.judge.devices for reason in bench.reasons(uuid)} <= {"repeated_xid"}
+    bench.read_at(bench.now + SETTINGS.xid_repeat_seconds, *clean)
     assert bench.healths() == [HEALTHY] * 3
 
 
