@@ -137,7 +137,7 @@ MARKED = {
     "rails.probe": Row("rails: {probe: true}", ("rails", "controller"), ("get", "nodeagent.io", "railpartners"),
         lambda server: any("railChecked" in link for link in report(server).get("links", ()))),
 }  # fmt: skip
-"""What an agent writes about a link that fails while a pod holds it."""
+"""The writes of an agent about a link that fails while a pod holds it."""
 CLAIMED = {
     "resources[vf].mode": Row("resources: [{kind: vf, mode: dra, vfDevices: true}]", ("dra",), SLICES,
         slices),
