@@ -33,7 +33,7 @@ _STANDARD = (
     *("crc_errors", "mac_length_errors", "mac_too_long", "mac_undersize", "mac_oversize"),
     *("mac_fragments", "mac_jabbers", "mac_control_received", "mac_control_sent", "mac_control_unsupported"),
 )
-"""What the kernel's mlx5 gives of IEEE 802.3 and RMON beside its own statistics."""
+"""The counters of IEEE 802.3 and RMON that mlx5 gives the kernel beside its own statistics."""
 _DRIVER = (
     *("phy_rx_bytes", "phy_tx_bytes", "phy_rx_bits", "symbol_errors", "link_down_events"),
     *("rx_discards", "tx_discards", "rx_out_of_buffer", "pause_storm_warnings", "pause_storm_errors"),
