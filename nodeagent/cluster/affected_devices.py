@@ -92,17 +92,17 @@ def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ..
         offered_devices = by_resource.get(resource)
         if offered_devices is None:
             continue
-        remaining = {id_ for id_ in ids if hardware_of(id_) is not None}
+        remaining = set(ids)
         for devices in chain(offered_devices, _not_offered(remaining, present)):
             pod_ids = remaining.intersection(devices.ids)
             remaining -= pod_ids
             if pod_ids and is_withdrawn(devices.health) and devices.health.state not in QUIET:
                 device = _held_device(devices, parents.get(devices.parent), pod_ids)
                 affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(pod_ids)), device))
-        if remaining and offered_devices and not snapshot.stale_sources:
-            name = min(remaining)
-            missing = ReportedDevice(name, name, False, MISSING)
-            affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(remaining)), missing))
+        gone = sorted(id_ for id_ in remaining if hardware_of(id_) is not None)
+        if gone and offered_devices and not snapshot.stale_sources:
+            missing = ReportedDevice(gone[0], gone[0], False, MISSING)
+            affected.append(AffectedPod(namespace, pod, resource, tuple(gone), missing))
     return tuple(affected)
 
 
@@ -124,7 +124,7 @@ def _not_offered(remaining: set[str], present: Mapping[str, tuple[str, Health]])
     ids: dict[str, list[str]] = {}
     for id_ in remaining:
         ids.setdefault(hardware_of(id_) or "", []).append(id_)
-    for name in sorted(ids.keys() & present.keys()):
+    for name in sorted(ids.keys() & present):
         parent, health = present[name]
         yield Devices(parent, tuple(ids[name]), (), health)
 
