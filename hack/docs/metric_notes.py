@@ -443,7 +443,11 @@ AGENT: dict[str, Note] = {
         "Fewer than the errors: the firmware did not recover from some of them."),
     "kernel_events_total": Note(
         "Messages of the driver about this device; the rules use the same patterns.",
-        peers="problem_counter (node-problem-detector)", rules="firmware_fatal transmit_timeouts command_failures"),
+        peers="problem_counter (node-problem-detector)",
+        rules="firmware_fatal transmit_timeouts command_failures high_temperature"),
+    "pcie_slot_power_low": Note(
+        "Absent until the driver has written a line about it. 1: set the power limit of the slot in the machine's "
+        "firmware.", rules="slot_power"),
     "gpus": Note(
         "on_bus above named: a GPU is lost or is not offered; nodeagent_gpu_health_reason gives the reason.",
         origin="/sys/bus/pci/devices and NVML"),

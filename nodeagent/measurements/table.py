@@ -509,6 +509,8 @@ _FIRMWARE_ROWS: tuple[Family, ...] = (
         ("devlink_recoveries", "DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT"), per="reporter"),
     row("kernel_events_total", "pci_address,pattern", KERNEL, "Lines of the kernel log that match a known pattern.",
         ("kernel_events", "matching lines of the kernel log"), per="pattern"),
+    row("pcie_slot_power_low", "pci_address", KERNEL, "1 if the PCIe slot offers less power than the NIC asks for.",
+        ("slot_power_low", "the driver's last line about the power of the slot: 1 insufficient, 0 sufficient")),
 )  # fmt: skip
 
 NIC_ROWS = (
