@@ -135,7 +135,7 @@ class NodeShow(DemoSteps):
             return
         with self._config.open("a") as config:
             config.write(f"links: {{select: {{netdevs: [{', '.join(names.values())}]}}}}\n")
-        self.say(*(await self._nodeagent("neighbors", "--wait", "5")).splitlines(), "")
+        self.say(*(await self._nodeagent("neighbors")).splitlines(), "")
 
     def _umads(self) -> list[Path]:
         """The places of the umad devices of the InfiniBand NICs."""
