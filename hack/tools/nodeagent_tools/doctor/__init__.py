@@ -242,6 +242,9 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
     if cluster.error is None and cluster.hung_s is None:
         yield from cluster_checks.findings(cluster.value, config, snapshot, stored.numbering)
+        yield from cluster_checks.phantoms(
+            cluster.value, outcomes["kubelet"].value, config, snapshot, stored.numbering
+        )
         yield from _claims(cluster.value, config, snapshot, stored.numbering)
     for name, outcome in outcomes.items():
         if outcome.hung_s is not None:
