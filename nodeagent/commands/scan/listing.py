@@ -422,7 +422,7 @@ def _affinity_section(view: MachineView, on: Screen) -> str:
 def _reasons(view: MachineView, on: Screen) -> str:
     """Return sentences about faults, remarks, failed sources and unreadable files."""
     snapshot = view.snapshot
-    lines = list(_faults(view))
+    lines = [*_faults(view), *_of_resources(view)]
     lines += [f"{_label(view, remark.link)}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
     lines += sentences(snapshot.stale_sources)
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
@@ -469,6 +469,23 @@ def _lines(name: str, health: Health) -> Iterable[str]:
 def _name(view: MachineView, function: Function) -> str:
     name = _label(view, function.netdev) if function.netdev else "VF" if function.parent else "PF"
     return f"{name} {function.pci_address}"
+
+
+def _of_resources(view: MachineView) -> Iterable[str]:
+    """A line for each reason of the devices of a resource that is none of a GPU, PF or VF: what the resource needs
+    beside the hardware, such as an MPS daemon."""
+    snapshot = view.snapshot
+    hardware = {reason for gpu in snapshot.gpus for reason in gpu.health.reasons}
+    hardware |= {reason for function in snapshot.functions for reason in function.health.reasons}
+    for resource, devices in view.resources:
+        counts: Counter[str] = Counter()
+        for entry in devices:
+            for reason in entry.health.reasons:
+                if reason not in hardware:
+                    counts[f"{entry.health.state}: {reason.key}: {reason.detail}"] += len(entry.ids)
+        total = sum(len(entry.ids) for entry in devices)
+        for sentence, count in counts.items():
+            yield f"{resource.rpartition('/')[2]}: {count} of {total} devices {sentence}"
 
 
 def _pfs(snapshot: Snapshot) -> list[Function]:
