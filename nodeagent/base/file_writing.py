@@ -92,8 +92,8 @@ def remove_abandoned(folder: Path, name: str) -> None:
 
 
 class Leftovers:
-    """What writes of files with these names left in a folder. ``sweep`` removes it at once, and then regularly: after a
-    power failure and a quick start it is too young at first."""
+    """The remains of writes of files with these names in a folder. ``sweep`` removes them at once, and then regularly:
+    after a power failure and a quick start they are too young at first."""
 
     def __init__(self, folder: Path, *names: str) -> None:
         self._folder, self._names = folder, names

@@ -176,13 +176,7 @@ def renewed(
     nccl = _nccl([share for share in shares if not share.admin], by_name.values(), facts)
     edits = dict(record.edits)
     known = iter([it for it in record.devices if it.cdi_devices[0] not in withdrawn])
-    for cdi_name, it in withdrawn.items():
-        name, end = cdi_name.rpartition("=")[2], re.sub(r"[^A-Z0-9]", "_", it.request.upper())
-        names = ",".join(one.device for one in withdrawn.values() if one.request == it.request)
-        # A CDI device needs an edit.
-        edits[name] = msgspec.structs.replace(
-            edits[name], env=((f"NODEAGENT_GONE_{end}", names),), device_nodes=()
-        )
+    edits |= _withdrawn(edits, tuple(withdrawn.values()))
     for group, allocation in zip(_by_request(shares), granted, strict=True):
         for share, it in zip(group, known, strict=False):
             name = it.cdi_devices[0].rpartition("=")[2]
@@ -195,6 +189,19 @@ def renewed(
                 )
                 edits[name] = msgspec.structs.replace(new, mounts=(*new.mounts, *metadata))
     return msgspec.structs.replace(record, edits=edits, device_info=tuple(_infos(granted)))
+
+
+def _withdrawn(
+    edits: Mapping[str, ContainerEdits], gone: Sequence[PreparedDevice]
+) -> dict[str, ContainerEdits]:
+    """Return the edits without these devices; a CDI device needs an edit, so a variable names them."""
+    without = {}
+    for it in gone:
+        name, end = it.cdi_devices[0].rpartition("=")[2], re.sub(r"[^A-Z0-9]", "_", it.request.upper())
+        names = ",".join(one.device for one in gone if one.request == it.request)
+        env = ((f"NODEAGENT_GONE_{end}", names),)
+        without[name] = msgspec.structs.replace(edits[name], env=env, device_nodes=())
+    return without
 
 
 def _with_metadata(

@@ -133,7 +133,7 @@ def _condition(kind: str, status: str, reason: str, message: str) -> Json:
 
 
 def _present(interface: VfInterface, function: Function | None) -> VfInterface:
-    """What the host has now: a driver that is loaded again may give the netdev another name."""
+    """The interface as the host has it now: a driver that is loaded again may give the netdev another name."""
     if function is None or function.netdev is None:
         return interface
     rdma = function.rdma.device if function.rdma is not None else interface.rdma

@@ -40,7 +40,7 @@ class RivalDrivers:
     def __init__(self, registry: Path, own: Path) -> None:
         self._registry, self._own = registry, own
         self._known: dict[_Socket, tuple[str | None, float]] = {}
-        """What is known of each socket, and until when."""
+        """The sentence about each socket, and until when it counts."""
 
     async def look(self) -> str | None:
         """Return a sentence about another driver of our name; ``None``: there is none, as far as sockets answer."""

@@ -220,7 +220,7 @@ def test_the_nodes_of_gpus_and_vfio_groups_have_owners_too() -> None:
 async def test_an_administrator_loses_a_device_that_is_gone_and_keeps_the_others(
     tmp_path: Path, kind: str
 ) -> None:
-    """What was the device node of a device that was taken out may be another one's by now."""
+    """The device node of a device that was taken out may be another one's by now."""
     store, facts = ClaimStore(), machine()
     rdma = {
         it.pci_address: Rdma(f"mlx5_{i}", f"/dev/infiniband/uverbs{i}")
