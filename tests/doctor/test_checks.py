@@ -701,6 +701,13 @@ def test_facts_give_the_expected_finding(expected: str, found: Iterable[Finding]
     assert expected in {f"{one.level} {one.key}" for one in found}
 
 
+def test_the_ports_of_a_bond_whose_vfs_are_offered_are_not_left_out() -> None:
+    bonded = of_nics(facts=PciFacts(None, (PF, VF), (structs.replace(ROUTED, bonded=True),)))
+    offering = config("resources: [{kind: vf, select: {defaultRoute: bond}}]\n")
+    assert "default_route" in {it.key for it in nic_checks.findings(bonded, DEFAULT)}
+    assert "default_route" not in {it.key for it in nic_checks.findings(bonded, offering)}
+
+
 BOND = {"ens1": "bond0", "ens2": "bond0"}
 
 
