@@ -15,6 +15,7 @@ async def test_a_start_on_eight_gpus_and_eight_rails_has_few_lines(caplog: pytes
     caplog.set_level(logging.INFO, logger="nodeagent")
     one_for_each = 'resources: [{kind: vf}, {kind: gpu-mem, name: "gpu-mem{gpu}"}]\n'
     async with node("dgx-h100") as started:
+        await started.kubelet.start()
         await started.start_agent(load(HEAD + one_for_each, name="test"))
         await started.registered()
         await started.until(lambda: sum(accepted(caplog)) == 16)
