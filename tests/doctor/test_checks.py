@@ -223,6 +223,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     ("note default_route", nic_checks.findings(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
     ("note rdma_missing", nic_checks.findings(of_nics(structs.replace(PF, rdma=None)), DEFAULT)),
+    (
+        "note netdev_absent",
+        nic_checks.findings(of_nics(structs.replace(PF, netdev=None, link_type="infiniband")), DEFAULT),
+    ),
     ("fix iommu_off", nic_checks.findings(of_nics(iommu_groups=0), VFIO)),
     ("note iommu_off", nic_checks.findings(of_nics(iommu_groups=0), DEFAULT)),
     ("note iommu_translated", nic_checks.findings(of_nics(domains={PF.pci_address: "DMA-FQ"}), DEFAULT)),
