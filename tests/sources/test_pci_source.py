@@ -50,7 +50,7 @@ def scanned(machine: Machine) -> PciFacts:
 def test_an_infiniband_pf_without_a_netdev_has_a_link_only_as_rdma_device(machine: Machine) -> None:
     (pf,) = (function for function in scanned(machine).functions if function.pci_address == PF)
     dark = replace(pf, netdev=None, link_type="infiniband", rdma=None)
-    assert read_links(SysfsScan(Tree(machine.root)), (dark,), frozenset()) == ()
+    assert read_links(SysfsScan(Tree(machine.root)), (dark,), {}) == ()
 
 
 def test_the_port_name_of_a_vf_does_not_hide_its_netdev(machine: Machine) -> None:
@@ -236,6 +236,33 @@ def test_a_vlan_on_a_bridge_on_a_bond_is_followed_all_the_way(machine: Machine) 
         machine.lower(upper, lower)
     machine.draw("/proc/net/route", routes("br0.7"))
     assert scanned(machine).links[0].default_route
+
+
+@pytest.mark.parametrize(
+    ("lowers", "bonded"),
+    [
+        ({"bond0": "enp26s0f0np0"}, True),
+        ({"bond0.100": "bond0", "bond0": "enp26s0f0np0"}, True),
+        ({"br0": "bond0", "bond0": "enp26s0f0np0"}, True),
+        ({"br0": "enp26s0f0np0"}, False),
+        ({"enp26s0f0np0.7": "enp26s0f0np0"}, False),
+    ],
+)
+def test_a_port_of_a_bond_with_the_default_route_is_told_from_a_nic_of_its_own(
+    machine: Machine, lowers: dict[str, str], bonded: bool
+) -> None:
+    for upper in lowers:
+        machine.netdev(upper, **({"bonding/mode": "802.3ad 4"} if upper == "bond0" else {}))
+    for upper, lower in lowers.items():
+        machine.lower(upper, lower)
+    machine.draw("/proc/net/route", routes(next(iter(lowers))))
+    facts = scanned(machine)
+    (link,) = facts.links
+    assert (link.default_route, link.bonded) == (True, bonded)
+    assert sweep_links(Tree(machine.root), facts.functions, (replace(link, carrier=None),)) == (link,)
+    machine.draw("/proc/net/route", routes("enp26s0f0np0", next(iter(lowers))))
+    (link,) = scanned(machine).links
+    assert not link.bonded, "a route of its own too"
 
 
 @pytest.mark.parametrize("upper", [{"bonding/slaves": "eth7 enp26s0f0np0"}, {"brif/enp26s0f0np0": {}}])

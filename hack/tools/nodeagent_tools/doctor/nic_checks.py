@@ -20,7 +20,7 @@ from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sriov import SriovError, VfNetlink
 from nodeagent.host.sysfs import NET, SysfsError, Tree
-from nodeagent.kinds.hardware_selection import selected_pf
+from nodeagent.kinds.hardware_selection import offers_vfs_of, selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet.rail_memory import RailMemory
@@ -80,9 +80,10 @@ TOPIC = Topic(
             "ip link set PF vf N mac ADDRESS, or let the driver of the VF make one: bind it again",
         ),
         "default_route": Advice(
-            "The NIC with the host's default route is never offered, and its VFs are never changed: a pod "
+            "The NIC with the host's default route is not offered, and its VFs are never changed: a pod "
             "could take the node's own network.",
-            "nothing; to offer this NIC, move the default route to another one",
+            "nothing; to offer this NIC, move the default route to another one; where all NICs are in the host's bond, "
+            "make their VFs when the host starts, and set `select.defaultRoute: bond`",
         ),
         "rdma_missing": Advice(
             "Without an RDMA device a NIC supports TCP only, and no GPUDirect RDMA.",
@@ -267,7 +268,15 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
 
 def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
     routed = {link.pci_address for link in nics.facts.links if link.default_route}
-    left = [pf for pf in nics.pfs if pf.pci_address in routed and pf.total_vfs]
+    entries = [entry for entry in config.resources if isinstance(entry, VfResource)]
+    links = {link.pci_address: link for link in nics.facts.links}
+    left = [
+        pf
+        for pf in nics.pfs
+        if pf.pci_address in routed
+        and pf.total_vfs
+        and not any(offers_vfs_of(entry, pf, links[pf.pci_address]) for entry in entries)
+    ]
     if left:
         yield TOPIC.note(
             "default_route", f"{shortened(_names(left))} has the default route and is not offered"
