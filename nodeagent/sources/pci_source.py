@@ -41,6 +41,9 @@ _PCI = "/sys/bus/pci/devices"
 _IFF_UP = 1
 _SPEED_UNKNOWN = 0xFFFF_FFFF  # -1 as drivers with an unsigned speed print it
 _PORT_ACTIVE = "4"  # of "4: ACTIVE" (enum ib_port_state)
+_EFA = "efa"
+"""The driver of Amazon's Elastic Fabric Adapter, which has an RDMA port and by design no netdev. It states the port as
+active as long as it is bound (``efa_query_port``)."""
 
 
 def sweep_links(tree: Tree, functions: Iterable[Function], before: Iterable[Link]) -> tuple[Link, ...]:
@@ -67,7 +70,7 @@ def read_links(
     read = []
     for pf in functions:
         name = pf.netdev
-        if name is None and pf.link_type == INFINIBAND and pf.rdma is not None:
+        if name is None and pf.rdma is not None and _is_by_port(pf):
             name = pf.rdma.device
         if pf.parent is None and name is not None:
             before = known.get(pf.pci_address) if known else None
@@ -77,11 +80,16 @@ def read_links(
     return tuple(sorted(read, key=lambda link: link.netdev))
 
 
+def _is_by_port(pf: Function) -> bool:
+    """Whether the RDMA port tells the state of the link: no netdev does, or that of IPoIB, which may be down."""
+    return pf.link_type == INFINIBAND or (pf.driver == _EFA and pf.netdev is None)
+
+
 def _link(sysfs: SysfsScan, pf: Function, name: str, bonded: bool | None, before: Link | None) -> Link | None:
     """``None`` if the netdev does not exist any more. ``bonded`` is ``None`` for a link without the default route."""
     tree = sysfs.tree
     port = f"{_PCI}/{pf.pci_address}/infiniband/{pf.rdma.device}/ports/1" if pf.rdma else None
-    state = sysfs.read(tree.text, f"{port}/state") if port and pf.link_type == INFINIBAND else None
+    state = sysfs.read(tree.text, f"{port}/state") if port and _is_by_port(pf) else None
     if state is None and before is not None and before.netdev == name and before.admin_up:
         carrier = _carrier(sysfs, name)
         if carrier is not None and carrier == before.carrier:

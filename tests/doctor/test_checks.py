@@ -241,6 +241,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     ("note default_route", nic_checks.findings(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
     ("note rdma_missing", nic_checks.findings(of_nics(structs.replace(PF, rdma=None)), DEFAULT)),
+    (
+        "note netdev_absent",
+        nic_checks.findings(of_nics(structs.replace(PF, netdev=None, link_type="infiniband")), DEFAULT),
+    ),
     ("note rdma_missing", nic_checks.findings(lag("ens1", masters={"ens2": "bond0"}), DEFAULT)),
     (
         "warn rdma_cm_missing",

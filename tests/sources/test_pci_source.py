@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.facts.model import Function, Rdma
-from nodeagent.health.structural import Fault
+from nodeagent.health.structural import Fault, find_faults
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources import pci_source
 from nodeagent.sources.pci_source import PciFacts, keep_pod_values, read_links, scan, sweep_links, watch
@@ -149,6 +149,30 @@ def test_an_infiniband_pf_without_ipoib_has_a_link_named_by_its_rdma_device(mach
     machine.rdma("0000:3a:00.0", 4, rate="2.5 Gb/sec (1X SDR)")
     link = scanned(machine).links[-1]
     assert (link.netdev, link.carrier, link.mac, link.speed_mbps) == ("mlx5_4", True, None, 2500)
+
+
+def test_an_efa_has_the_link_of_its_port_and_by_design_no_netdev(machine: Machine) -> None:
+    """As ``efa_query_port`` and ``efa_port_link_layer`` make the files: link_layer is "Unknown"."""
+    efa = "0000:3a:00.0"
+    machine.function(efa, vendor="0x1d0f", device="0xefa2")
+    machine.rdma(
+        efa, 4, "rdmap58s0", link_layer="Unknown", phys_state="5: LinkUp", rate="100 Gb/sec (4X EDR)"
+    )
+    machine.draw(f"{machine.folders[efa]}/driver", Link("../../../../bus/pci/drivers/efa"))
+    facts = scanned(machine)
+    link = facts.links[-1]
+    assert (link.netdev, link.admin_up, link.carrier, link.speed_mbps) == ("rdmap58s0", True, True, 100_000)
+    assert efa not in find_faults(facts.functions, facts.links)[1], "it was unknown for ever"
+    assert sweep_links(Tree(machine.root), facts.functions, facts.links) == facts.links
+    machine.unlink(f"{machine.folders[efa]}/driver")
+    facts = scanned(machine)
+    assert [reason.key for reason in find_faults(facts.functions, facts.links)[1][efa]] == ["driver_unbound"]
+
+
+def test_an_ethernet_pf_whose_netdev_is_away_has_no_link_by_its_rdma_device(machine: Machine) -> None:
+    machine.rdma(PF, 4)
+    machine.move_away("enp26s0f0np0")
+    assert scanned(machine).links == ()
 
 
 def test_the_rdma_device_with_verbs_is_used(machine: Machine) -> None:

@@ -89,6 +89,12 @@ TOPIC = Topic(
             "Without an RDMA device a NIC supports TCP only, and no GPUDirect RDMA.",
             "load mlx5_ib (or the driver's own RDMA module) and ib_uverbs on the host",
         ),
+        "netdev_absent": Advice(
+            "The transceiver, FEC, pauses and the statistics of kernel and driver are read by the netdev. Of a NIC "
+            "without one they are not measured, and the rules on them are unknown, which is not quiet.",
+            "InfiniBand: load ib_ipoib, and leave the netdev on the host; EFA has none by design, and its driver "
+            "states the port as active whatever the network does: watch nodeagent_rdma_path_events_total",
+        ),
         "rdma_lag": FACT,
         "rdma_cm_missing": Advice(
             "Containers with VFs get no /dev/infiniband/rdma_cm, because the host has none: programs that connect by "
@@ -350,6 +356,9 @@ def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
 def _hardware(nics: NicFacts) -> Iterator[Finding]:
     for _, sentence in ports_in_another_mode(nics.pfs, nics.facts.links, nics.facts.gpus):
         yield TOPIC.warn("link_mode_differs", sentence)
+    bare = [pf for pf in nics.pfs if pf.rdma is not None and pf.netdev is None and not pf.missing]
+    if bare:
+        yield TOPIC.note("netdev_absent", f"no netdev, so no transceiver is read: {shortened(_names(bare))}")
     for subnet, netdevs in sorted(nics.shared_subnets.items()):
         yield TOPIC.warn("rails_share_subnet", f"{shortened(netdevs)} are in {subnet} with arp_ignore=0")
     if nics.namespace_netdevs is not None:
