@@ -130,7 +130,11 @@ class CablingCheck:
         leaves = sorted(leaves)
         if models.several:
             voters = [pattern for pattern in voters if models.of(pattern) == model]
-        if models.several or any(one.best is not group for leaf in leaves for one in self._votes.at(leaf)):
+        if (
+            models.several
+            or self._votes.shared
+            or any(one.best is not group for leaf in leaves for one in self._votes.at(leaf))
+        ):
             counts = count_links(voters)  # cables of other groups' nodes serve no rail here
         switch: dict[str, str] = {}
         links: dict[str, int] = {}
