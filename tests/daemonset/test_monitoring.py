@@ -28,6 +28,7 @@ from nodeagent.health.nic import keys
 from nodeagent.health.rules import NIC_RULES, gpu_rules, xids
 from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, RECOVERY_PREFIX
 from nodeagent.health.structural import Fault
+from nodeagent.kinds import mig
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.metrics.exposition import CATALOG
 from tests.support.findings import one_item
@@ -204,7 +205,7 @@ def test_the_runbook_covers_every_alert_and_every_reason_and_nothing_else() -> N
 def gpu_reasons() -> set[str]:
     """Return every key that a reason of a GPU may have; a key with a number or an action ends in ``*``."""
     found = set(MEASURED_KEYS) | {f"{RECOVERY_PREFIX}*"}
-    for module in (gpu, unusable_gpus, gpu_rules, xids):
+    for module in (gpu, unusable_gpus, gpu_rules, xids, mig):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Reason", "Rule"):
                 found |= texts(node.args[0])

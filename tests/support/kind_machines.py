@@ -26,9 +26,10 @@ from nodeagent.facts.model import (
 from nodeagent.kinds import Refused
 
 WITH_DRIVER = HostPaths(
-    driver_files=(Mount("/usr/lib64/libcuda.so.580.95.05", "/usr/lib64/libcuda.so.1", read_only=True),)
+    driver_files=(Mount("/usr/lib64/libcuda.so.580.95.05", "/usr/lib64/libcuda.so.1", read_only=True),),
+    rdma_cm=True,
 )
-"""A host that has the library of the GPU driver, without which no GPU is offered."""
+"""A host that has the library of the GPU driver, without which no GPU is offered, and ``/dev/infiniband/rdma_cm``."""
 SICK = Health(State.UNHEALTHY, (Reason("xid", "XID 79: the GPU has fallen off the bus"),), allocatable=False)
 
 
