@@ -1,17 +1,21 @@
 """Which switches belong together: the join rule, and the groups that it makes.
 
-* Two switches are joined when at least half of the members that decide on them have both. A member decides if it has
-  one of the two, and a neighbor on a rail that the other one serves. So a cable that is not there yet is no evidence,
-  and a unit that is half cabled is one group. Chains of joined switches are one group. A member is a node with its
-  leaf switches, or in a higher tier a group with its uplinks.
-* Exactly half supports both answers. The published tree decides then; without one, the switches are joined.
+* A member is a node with its leaf switches, or in a higher tier a group with its uplinks. It decides on two switches if
+  it has one of them, and a neighbor on a rail that the other one serves. So a cable that is not there yet is no
+  evidence, and a unit that is half cabled is one group.
+* Two sets of switches are joined if at least half of all decisions on their pairs are for it, and if two members at
+  least have switches of both. Whatever one member says, the others decide. One member joins what nobody else has: its
+  own switches to those of others, but not these to a third set. It also joins what is published together.
+* Exactly half supports both answers. The published tree decides then; without one, the switches are joined. If nobody
+  decides, what has been published together stays so.
 * Nodes with identical cabling are counted together, so that a sum over 100,000 nodes is one over a few thousand
-  patterns.
+  patterns. Switches with the same members are joined without counting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
 from nodeagent.fabric.reports import CompactReport, Shape
 
@@ -81,12 +85,12 @@ class SwitchGraph:
     """
 
     def __init__(
-        self, apart: Callable[[str, str], bool], static: Mapping[str, tuple[str, ...]] | None = None
+        self, homes: Callable[[str], Collection[str]], static: Mapping[str, tuple[str, ...]] | None = None
     ) -> None:
-        """``apart``: two switches are published in different objects. ``static``: the switches of each group of
-        the topology file.
+        """``homes`` are the published objects that list a switch. ``static``: the switches of each group of the
+        topology file.
         """
-        self._apart = apart
+        self.homes = homes
         self.static = {leaf: leaves for leaves in (static or {}).values() for leaf in leaves}
         self._degree: dict[str, int] = {}
         self._common: dict[str, dict[str, int]] = {}
@@ -95,6 +99,8 @@ class SwitchGraph:
         self._deciding: dict[str, dict[frozenset[str], int]] = {}
         self._served: dict[str, frozenset[str]] = {}
         self._left_out: frozenset[str] = frozenset()
+        self._rows: list[tuple[str, ...]] = []
+        self._strict: dict[str, tuple[str, ...]] | None = None
         self.rails: dict[str, dict[str, int]] = {}
         self.of: dict[str, SwitchGroup] = {}
 
@@ -107,6 +113,7 @@ class SwitchGraph:
         Without ``links``, each member decides on every pair of switches of which it has one.
         """
         degree, common = self._degree, self._common
+        self._rows.append(leaves)
         cabled = [(leaf, rail) for leaf, rail in links if leaf]
         for leaf, rail in cabled:
             counts = self.rails.setdefault(leaf, {})
@@ -131,14 +138,80 @@ class SwitchGraph:
 
     def form_groups(self) -> list[SwitchGroup]:
         """Group all switches; the groups are sorted by their switches."""
-        groups = []
-        for leaf in sorted(self._degree):
-            if leaf not in self.of and leaf not in self._left_out:
-                leaves, tied = self.reach(leaf)
-                group = SwitchGroup(leaves, tied=tied)
-                self.of.update(dict.fromkeys(leaves, group))
-                groups.append(group)
+        groups = [SwitchGroup(leaves, tied=tied) for leaves, tied in self._partition(strictly=False)]
+        for group in groups:
+            self.of.update(dict.fromkeys(group.leaves, group))
         return groups
+
+    def strict_parts(self) -> Mapping[str, tuple[str, ...]]:
+        """The switches of each switch's group, sorted, if exactly half were not enough."""
+        if self._strict is None:
+            self._strict = {leaf: leaves for leaves, _ in self._partition(strictly=True) for leaf in leaves}
+        return self._strict
+
+    def _partition(self, *, strictly: bool) -> list[tuple[tuple[str, ...], bool]]:
+        """The switches of each group, sorted, and whether exactly half has joined some of them.
+
+        ``strictly``: exactly half does not join.
+        """
+        degree, static, left_out = self._degree, self.static, self._left_out
+        done: set[str] = set()
+        groups: list[tuple[tuple[str, ...], bool]] = []
+        islands: list[tuple[str, ...]] = []
+        whole: list[tuple[str, ...]] = []
+        for leaf in sorted(degree):
+            if leaf in done or leaf in left_out:
+                continue
+            if leaf in static:
+                island = tuple(sorted(other for other in static[leaf] if other in degree))
+                groups.append((island, False))
+                done.update(island)
+                continue
+            mine, row = degree[leaf], self._common[leaf]
+            others = row.keys() - static.keys() - left_out if static or left_out else row.keys()
+            same = [other for other in others if row[other] == mine == degree[other]]
+            island = tuple(sorted((leaf, *same)))
+            done.update(island)
+            (whole if len(same) == len(others) else islands).append(island)
+        divided = self._divided(whole, islands)
+        islands += (island for island in whole if island in divided)
+        groups += ((island, False) for island in whole if island not in divided)
+        if islands:
+            groups += _Joins(self, islands, strictly=strictly).groups()
+        groups.sort()
+        return groups
+
+    def _divided(self, *islands: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
+        """Islands that are published together with others."""
+        first: dict[str, tuple[str, ...]] = {}
+        divided: set[tuple[str, ...]] = set()
+        for island in chain.from_iterable(islands):
+            for leaf in island:
+                for home in self.homes(leaf):
+                    if (other := first.setdefault(home, island)) is not island:
+                        divided.update((island, other))
+        return divided
+
+    def common(self, leaf: str) -> Mapping[str, int]:
+        """The number of members that a switch has in common with each other switch."""
+        return self._common[leaf]
+
+    def degree(self, leaf: str) -> int:
+        """The number of members of a switch."""
+        return self._degree[leaf]
+
+    def alone(self) -> frozenset[str]:
+        """The switches of one member."""
+        return frozenset(leaf for leaf, members in self._degree.items() if members == 1)
+
+    def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
+        """The members of these switches, those with identical cabling once, by number."""
+        found: dict[str, set[int]] = {leaf: set() for leaf in leaves}
+        for i, row in enumerate(self._rows):
+            for leaf in row:
+                if leaf in found:
+                    found[leaf].add(i)
+        return found
 
     def merge(self, groups: Collection[SwitchGroup]) -> SwitchGroup:
         """Make one group of several."""
@@ -154,36 +227,6 @@ class SwitchGraph:
         """How many members have both switches, and how many decide on this pair."""
         both = self._common.get(leaf, {}).get(other, 0)
         return both, max(both, self._decide(leaf, other) + self._decide(other, leaf) - both)
-
-    def reach(self, start: str, *, strictly: bool = False) -> tuple[tuple[str, ...], bool]:
-        """All switches that chains of joins reach, sorted, and whether one of these joins is exactly half.
-
-        ``strictly`` leaves out joins of exactly half.
-        """
-        reached, todo, tied = {start}, [start], False
-        common, degree, static, left_out = self._common, self._degree, self.static, self._left_out
-        while todo:
-            leaf = todo.pop()
-            if leaf in static:
-                todo += (other for other in static[leaf] if other in degree and other not in reached)
-                reached.update(todo)
-                continue
-            mine = degree[leaf]
-            for other, shared in common[leaf].items():
-                if other in reached or other in static or other in left_out:
-                    continue
-                if not shared == mine == degree[other]:
-                    both, deciding = self.overlap(leaf, other)
-                    surplus = 2 * both - deciding
-                    if surplus < 0:
-                        continue
-                    if surplus == 0:
-                        if strictly or self._apart(leaf, other):
-                            continue
-                        tied = True
-                reached.add(other)
-                todo.append(other)
-        return tuple(sorted(reached)), tied
 
     def find_shared(self) -> dict[str, tuple[str, str]]:
         """The switches that several leaf groups share, such as those of a storage network or of an upper tier.
@@ -206,7 +249,10 @@ class SwitchGraph:
     def _shared_by(self, leaf: str) -> tuple[str, str] | None:
         """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
 
-        The second one needs two members, since one may be a wrong cable, or two thirds of three.
+        Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail: few
+        may be at other odd switches. The second
+        switch needs two members, since one may be a wrong cable; or the first one has no more than two, and all are at
+        the rail.
         """
         by_rail: dict[str, list[tuple[int, str]]] = {}
         for other, both in self._common[leaf].items():
@@ -214,24 +260,40 @@ class SwitchGraph:
                 for rail in self._rails_of(other):
                     by_rail.setdefault(rail, []).append((-both, other))
         pairs: list[tuple[int, str, str]] = []
-        for others in by_rail.values():
+        for rail, others in by_rail.items():
+            silent = self._count_silent(leaf, rail)
+            if 2 * silent > self._degree[leaf]:
+                continue
             others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
             first, most = others[0]
             for both, other in others[1:]:
                 common, deciding = self.overlap(most, other)
-                if 2 * common >= deciding or (MAJORITY * both > first and self._has_few_rails(other, most)):
+                if 2 * common >= min(deciding, self._degree[other]) or (
+                    MAJORITY * both > first and self._has_few_rails(other, most)
+                ):
                     continue
-                if both < -1 or first >= -2:
+                if both < -1 or (first >= -2 and not silent):
                     pairs.append((both, most, other))
                 break
         if not pairs:
             return None
         both, one, another = min(pairs)
+        least = {each: min(2, self._common[leaf][each]) for each in (one, another)}
         around = self._common[one].keys() & self._common[another].keys()
-        sharing = {other for other in around if self._covers(other, one) and self._covers(other, another)}
-        own = 1 + max(self._count_joined(one, sharing), self._count_joined(another, sharing))
+        sharing = {
+            other
+            for other in around
+            if all(
+                self._covers(other, each) and self._common[other][each] >= few for each, few in least.items()
+            )
+        }
+        own = 1 + max(self._count_joined(each, sharing, few) for each, few in least.items())
         alone = both == -1 and self._common[leaf][one] == 1
         return (one, another) if len(sharing) <= (own - 1 if alone else 2 * own) else None
+
+    def _count_silent(self, leaf: str, rail: str) -> int:
+        """How many members of a switch have no neighbor on this rail."""
+        return sum(members for known, members in self._reached[leaf].items() if known and rail not in known)
 
     def _has_few_rails(self, leaf: str, other: str) -> bool:
         """Whether the members have less than half of the other's rails, as gateways beside nodes with eight NICs: their
@@ -239,9 +301,10 @@ class SwitchGraph:
         rails, others = (max(map(len, self._reached[one])) for one in (leaf, other))
         return 2 * rails < others
 
-    def _count_joined(self, leaf: str, except_for: Collection[str]) -> int:
+    def _count_joined(self, leaf: str, except_for: Collection[str], least: int) -> int:
+        """How many switches most members have together with this one, and ``least`` members at least."""
         pairs = (self.overlap(leaf, other) for other in self._common[leaf].keys() - except_for)
-        return sum(2 * both >= deciding for both, deciding in pairs)
+        return sum(both >= least and 2 * both >= deciding for both, deciding in pairs)
 
     def _covers(self, leaf: str, other: str) -> bool:
         """Of the members of ``other`` that decide, more than half have ``leaf`` too."""
@@ -267,6 +330,114 @@ class SwitchGraph:
             least = max(counts.values(), default=0) / MAJORITY
             served = self._served[leaf] = frozenset(rail for rail, count in counts.items() if count > least)
         return served
+
+
+class _Joins:
+    """Joins islands: switches with the same members, which other members have in common with further switches.
+
+    The clearest join comes first. A join that is refused is tried again when others have been made.
+    """
+
+    def __init__(self, graph: SwitchGraph, islands: Sequence[tuple[str, ...]], *, strictly: bool) -> None:
+        self._graph, self._islands, self._strictly = graph, islands, strictly
+        self._parts = [[i] for i in range(len(islands))]
+        self._tied: set[int] = set()
+        self._tallies: dict[tuple[int, int], tuple[int, int]] = {}
+        self._witnesses: dict[str, set[int]] | None = None
+
+    def groups(self) -> list[tuple[tuple[str, ...], bool]]:
+        parts, todo, count = self._parts, self._candidates(), -1
+        while len(todo) != count:
+            count, rest = len(todo), []
+            for i, j in todo:
+                one, other = parts[i], parts[j]
+                if one is other:
+                    continue
+                if not self._join(one, other):
+                    rest.append((i, j))
+            todo = rest
+        groups = {id(part): part for part in parts}.values()
+        return [
+            (
+                tuple(sorted(leaf for i in part for leaf in self._islands[i])),
+                not self._tied.isdisjoint(part),
+            )
+            for part in groups
+        ]
+
+    def _candidates(self) -> list[tuple[int, int]]:
+        """The pairs of islands that may be joined, those with the clearest majority first."""
+        at = {leaf: i for i, island in enumerate(self._islands) for leaf in island}
+        of_home: dict[str, set[int]] = {}
+        for leaf, i in at.items():
+            for home in self._graph.homes(leaf):
+                of_home.setdefault(home, set()).add(i)
+        found: list[tuple[int, int, int]] = []
+        for i, island in enumerate(self._islands):
+            near = {at[leaf] for leaf in self._graph.common(island[0]) if leaf in at}
+            near.update(*(of_home[home] for leaf in island for home in self._graph.homes(leaf)))
+            found += ((-surplus, i, j) for j in near if j > i and (surplus := self._tally(i, j)[0]) >= 0)
+        return [(i, j) for _, i, j in sorted(found)]
+
+    def _tally(self, i: int, j: int) -> tuple[int, int]:
+        """Of the decisions on all pairs of switches of two islands, how many more are for a join than against it, and
+        how many are for it."""
+        known = self._tallies.get((i, j))
+        if known is None:
+            surplus = votes = 0
+            for one in self._islands[i]:
+                for other in self._islands[j]:
+                    both, deciding = self._graph.overlap(one, other)
+                    surplus += 2 * both - deciding
+                    votes += both
+            known = self._tallies[i, j] = self._tallies[j, i] = surplus, votes
+        return known
+
+    def _join(self, one: list[int], other: list[int]) -> bool:
+        tallies = [self._tally(i, j) for i in one for j in other]
+        surplus, votes = sum(tally[0] for tally in tallies), sum(tally[1] for tally in tallies)
+        if surplus < 0:
+            return False
+        if votes == 0:  # Nobody decides: what has been published stays.
+            if self._homes(one).isdisjoint(self._homes(other)):
+                return False
+        elif (surplus == 0 and (self._strictly or self._are_apart(one, other))) or not self._are_witnessed(
+            one, other
+        ):
+            return False
+        elif surplus == 0:
+            self._tied.update(one)
+        one += other
+        for i in other:
+            self._parts[i] = one
+        return True
+
+    def _are_witnessed(self, one: list[int], other: list[int]) -> bool:
+        """Two members have switches of both; or one member, and nobody else has any of one side; or it has been
+        published."""
+        for part in (one, other):
+            if len(part) == 1 and self._graph.degree(self._islands[part[0]][0]) == 1:
+                return True
+        for i in one:
+            common = self._graph.common(self._islands[i][0])
+            if any(common.get(self._islands[j][0], 0) > 1 for j in other):
+                return True
+        if not self._homes(one).isdisjoint(self._homes(other)):
+            return True
+        if self._witnesses is None:
+            self._witnesses = self._graph.witnesses([island[0] for island in self._islands])
+        members, others = (
+            set[int]().union(*(self._witnesses[self._islands[i][0]] for i in part)) for part in (one, other)
+        )
+        return len(members & others) > 1
+
+    def _are_apart(self, one: list[int], other: list[int]) -> bool:
+        """Both are published, in no object together."""
+        homes, others = self._homes(one), self._homes(other)
+        return bool(homes and others) and homes.isdisjoint(others)
+
+    def _homes(self, part: list[int]) -> set[str]:
+        return {name for i in part for leaf in self._islands[i] for name in self._graph.homes(leaf)}
 
 
 def count_votes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise, takewhile
 
 from msgspec.structs import replace
@@ -37,12 +37,10 @@ class PublishedMembers:
                 if first != name:
                     self._several.setdefault(member, {first}).add(name)
 
-    def apart(self, member: str, other: str) -> bool:
-        """Both members are published, but no object lists both."""
-        first, second = self.placed.get(member), self.placed.get(other)
-        if first is None or second is None:
-            return False
-        return self._several.get(member, {first}).isdisjoint(self._several.get(other, {second}))
+    def homes(self, member: str) -> Collection[str]:
+        """The objects that list a member."""
+        first = self.placed.get(member)
+        return () if first is None else self._several.get(member, (first,))
 
 
 class PublishedTree:

@@ -11,7 +11,7 @@ switches, a pattern on the names of leaf switches, and the assertion that all gr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from nodeagent.fabric.fabric_settings import FabricRules
@@ -125,9 +125,11 @@ class UpperTiers:
         is_taken: Callable[[str], bool],
         before: Mapping[int, Placement],
         now: float,
+        alone: Collection[str] = (),
     ) -> None:
         """``leaves`` are the leaf groups with their switches, ``cables`` the uplinks from the file of InfiniBand.
         ``announced`` are the names of switches that reports mention. ``before`` are the last plan's ``placements``.
+        ``alone`` are the switches that one node reports: it may name a spine, which is above the others nevertheless.
         """
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
         self.uplinks = UplinkSources(rules, topology, cables, uplinks, announced)
@@ -137,15 +139,19 @@ class UpperTiers:
         self.parent: dict[str, str] = {}
         self.placements: dict[int, Placement] = {}
         self.active: list[Placement] = []
-        self._build({name: TierItem(switches, switches) for name, switches in leaves.items()})
+        self._build(
+            {name: TierItem(switches, switches) for name, switches in leaves.items()}, frozenset(alone)
+        )
 
     @property
     def breaker(self) -> Breaker | None:
         breakers = (placement.breaker for placement in self.active)
         return next((breaker for breaker in breakers if breaker is not None), None)
 
-    def _build(self, items: dict[str, TierItem]) -> None:
+    def _build(self, items: dict[str, TierItem], alone: frozenset[str]) -> None:
         below = frozenset(switch for item in items.values() for switch in item.switches)
+        if alone:
+            below -= alone & set().union(*map(self.uplinks.of, below - alone))
         tier, kept = LEAF + 1, False
         known: set[str] = set()
         for level in range(LEAF + 1, len(TIER_NAMES)):
@@ -179,7 +185,7 @@ class UpperTiers:
     def _groups(self, items: Mapping[str, TierItem], tier: int, below: frozenset[str]) -> list[_UpperGroup]:
         """The items that belong together according to their uplinks."""
         ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
-        graph = SwitchGraph(_never_apart)
+        graph = SwitchGraph(_unpublished)
         for switches, _ in ups.values():
             graph.add(tuple(sorted(switches)), 1)
         graph.form_groups()
@@ -296,9 +302,9 @@ class _Tier:
         return source == LLDP or (source == PATTERN and named)
 
 
-def _never_apart(_one: str, _other: str) -> bool:
-    """No object lists the switches above the leaves, so the published tree cannot separate them."""
-    return False
+def _unpublished(_switch: str) -> tuple[str, ...]:
+    """No object lists the switches above the leaves, so the published tree decides nothing."""
+    return ()
 
 
 def _invert(places: Mapping[str, str]) -> dict[str, list[str]]:
