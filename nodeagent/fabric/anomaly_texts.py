@@ -59,7 +59,8 @@ def foreign_switch(node: str, pattern: CablingPattern, i: int, rails: GroupRails
     link = shown(slot.link)
     message = (
         f"{link} of {node} is cabled to {key}, which is no leaf switch of its group: all other cables of the nodes at "
-        f"{key} go to the same switches as those of the group: move this cable to {rails.switch[slot.rail]}"
+        f"{key} go to the same switches as those of the group: move this cable to "
+        f"{rails.switch.get(slot.rail, 'a switch of its own group')}"
     )
     return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
 

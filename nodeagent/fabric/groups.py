@@ -14,8 +14,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, combinations
+from typing import NamedTuple
 
 from nodeagent.fabric.reports import CompactReport, Shape
 
@@ -85,12 +87,12 @@ class SwitchGraph:
     """
 
     def __init__(
-        self, homes: Callable[[str], Collection[str]], static: Mapping[str, tuple[str, ...]] | None = None
+        self, homes: Mapping[str, str] | None = None, static: Mapping[str, tuple[str, ...]] | None = None
     ) -> None:
-        """``homes`` are the published objects that list a switch. ``static``: the switches of each group of the
+        """``homes`` is the published object that lists a switch. ``static``: the switches of each group of the
         topology file.
         """
-        self.homes = homes
+        self.homes = homes or {}
         self.static = {leaf: leaves for leaves in (static or {}).values() for leaf in leaves}
         self._degree: dict[str, int] = {}
         self._common: dict[str, dict[str, int]] = {}
@@ -100,7 +102,7 @@ class SwitchGraph:
         self._served: dict[str, frozenset[str]] = {}
         self._left_out: frozenset[str] = frozenset()
         self._rows: list[tuple[str, ...]] = []
-        self._strict: dict[str, tuple[str, ...]] | None = None
+        self._strict: dict[str, tuple[str, ...]] = {}
         self.rails: dict[str, dict[str, int]] = {}
         self.of: dict[str, SwitchGroup] = {}
 
@@ -138,25 +140,22 @@ class SwitchGraph:
 
     def form_groups(self) -> list[SwitchGroup]:
         """Group all switches; the groups are sorted by their switches."""
-        groups = [SwitchGroup(leaves, tied=tied) for leaves, tied in self._partition(strictly=False)]
-        for group in groups:
-            self.of.update(dict.fromkeys(group.leaves, group))
+        groups = []
+        for formed in self._form_parts():
+            groups.append(SwitchGroup(formed.leaves, tied=formed.tied))
+            self.of.update(dict.fromkeys(formed.leaves, groups[-1]))
+            for part in formed.strict:
+                self._strict.update(dict.fromkeys(part, part))
         return groups
 
     def strict_parts(self) -> Mapping[str, tuple[str, ...]]:
         """The switches of each switch's group, sorted, if exactly half were not enough."""
-        if self._strict is None:
-            self._strict = {leaf: leaves for leaves, _ in self._partition(strictly=True) for leaf in leaves}
         return self._strict
 
-    def _partition(self, *, strictly: bool) -> list[tuple[tuple[str, ...], bool]]:
-        """The switches of each group, sorted, and whether exactly half has joined some of them.
-
-        ``strictly``: exactly half does not join.
-        """
+    def _form_parts(self) -> list[_Group]:
         degree, static, left_out = self._degree, self.static, self._left_out
         done: set[str] = set()
-        groups: list[tuple[tuple[str, ...], bool]] = []
+        groups: list[_Group] = []
         islands: list[tuple[str, ...]] = []
         whole: list[tuple[str, ...]] = []
         for leaf in sorted(degree):
@@ -164,7 +163,7 @@ class SwitchGraph:
                 continue
             if leaf in static:
                 island = tuple(sorted(other for other in static[leaf] if other in degree))
-                groups.append((island, False))
+                groups.append(_Group(island, (island,), tied=False))
                 done.update(island)
                 continue
             mine, row = degree[leaf], self._common[leaf]
@@ -175,10 +174,10 @@ class SwitchGraph:
             (whole if len(same) == len(others) else islands).append(island)
         divided = self._divided(whole, islands)
         islands += (island for island in whole if island in divided)
-        groups += ((island, False) for island in whole if island not in divided)
+        groups += (_Group(island, (island,), tied=False) for island in whole if island not in divided)
         if islands:
-            groups += _Joins(self, islands, strictly=strictly).groups()
-        groups.sort()
+            groups += _Joins(self, islands).groups()
+        groups.sort(key=lambda group: group.leaves)
         return groups
 
     def _divided(self, *islands: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
@@ -187,9 +186,9 @@ class SwitchGraph:
         divided: set[tuple[str, ...]] = set()
         for island in chain.from_iterable(islands):
             for leaf in island:
-                for home in self.homes(leaf):
-                    if (other := first.setdefault(home, island)) is not island:
-                        divided.update((island, other))
+                home = self.homes.get(leaf)
+                if home is not None and (other := first.setdefault(home, island)) is not island:
+                    divided.update((island, other))
         return divided
 
     def common(self, leaf: str) -> Mapping[str, int]:
@@ -332,54 +331,112 @@ class SwitchGraph:
         return served
 
 
+class _Group(NamedTuple):
+    """Switches of a group, sorted; ``strict`` are its parts if exactly half were not enough."""
+
+    leaves: tuple[str, ...]
+    strict: tuple[tuple[str, ...], ...]
+    tied: bool
+
+
 class _Joins:
     """Joins islands: switches with the same members, which other members have in common with further switches.
 
-    The clearest join comes first. A join that is refused is tried again when others have been made.
+    Reports alone join the parts. Published objects and decisions of exactly half then join whole parts, each of which
+    keeps to one object, so that a plan from the tree of this plan makes the same groups.
     """
 
-    def __init__(self, graph: SwitchGraph, islands: Sequence[tuple[str, ...]], *, strictly: bool) -> None:
-        self._graph, self._islands, self._strictly = graph, islands, strictly
-        self._parts = [[i] for i in range(len(islands))]
-        self._tied: set[int] = set()
+    def __init__(self, graph: SwitchGraph, islands: Sequence[tuple[str, ...]]) -> None:
+        self._graph, self._islands = graph, islands
         self._tallies: dict[tuple[int, int], tuple[int, int]] = {}
         self._witnesses: dict[str, set[int]] | None = None
+        self._near = self._neighbors()
 
-    def groups(self) -> list[tuple[tuple[str, ...], bool]]:
-        parts, todo, count = self._parts, self._candidates(), -1
+    def groups(self) -> list[_Group]:
+        parts = self._by_reports()
+        homes = [self._homes(part) for part in parts]
+        strict, tied = _Union(len(parts)), _Union(len(parts))
+        together: dict[str, list[int]] = {}
+        for i, listed in enumerate(homes):
+            for home in listed:
+                together.setdefault(home, []).append(i)
+        for i, j in sorted({pair for found in together.values() for pair in combinations(found, 2)}):
+            surplus, votes = self._tally(parts[i], parts[j])
+            if surplus > 0 or (surplus == 0 and votes == 0):
+                strict.join(i, j)
+            if surplus >= 0:
+                tied.join(i, j)
+        self._follow(parts, homes, tied)
+        return [
+            _Group(
+                self._leaves(chain.from_iterable(parts[i] for i in group)),
+                tuple(
+                    self._leaves(chain.from_iterable(parts[i] for i in part)) for part in strict.sets(group)
+                ),
+                tied=len(strict.sets(group)) > 1,
+            )
+            for group in tied.sets(range(len(parts)))
+        ]
+
+    def _by_reports(self) -> list[list[int]]:
+        """Join what most decisions are for, the clearest majority first.
+
+        A join that is refused is tried again when others have been made.
+        """
+        part_of = [[i] for i in range(len(self._islands))]
+        found: list[tuple[int, int, int]] = []
+        for i, near in enumerate(self._near):
+            found += ((-surplus, i, j) for j in near if j > i and (surplus := self._pair(i, j)[0]) >= 0)
+        todo, count = [(i, j) for _, i, j in sorted(found)], -1
         while len(todo) != count:
             count, rest = len(todo), []
             for i, j in todo:
-                one, other = parts[i], parts[j]
+                one, other = part_of[i], part_of[j]
                 if one is other:
                     continue
-                if not self._join(one, other):
+                if self._tally(one, other)[0] > 0 and self._are_witnessed(one, other):
+                    one += other
+                    for k in other:
+                        part_of[k] = one
+                else:
                     rest.append((i, j))
             todo = rest
-        groups = {id(part): part for part in parts}.values()
+        return list({id(part): part for part in part_of}.values())
+
+    def _follow(self, parts: Sequence[list[int]], homes: Sequence[Collection[str]], joined: _Union) -> None:
+        """Join each part that no object lists to one with which exactly half of the decisions join it: to a published
+        one, or a larger one. Two published ones stay apart, and a part is in no two groups."""
+        at = {i: place for place, part in enumerate(parts) for i in part}
+        weight = [
+            sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts
+        ]
+        for place, part in enumerate(parts):
+            if homes[place]:
+                continue
+            best: tuple[int, int, int] | None = None
+            for other in sorted({at[j] for i in part for j in self._near[i]} - {place}):
+                surplus, votes = self._tally(part, parts[other])
+                if (
+                    surplus == 0 < votes
+                    and (homes[other] or (weight[other], -other) > (weight[place], -place))
+                    and self._are_witnessed(part, parts[other])
+                ):
+                    best = max(best or (0, 0, 0), (votes, weight[other], -other))
+            if best is not None:
+                joined.join(place, -best[2])
+
+    def _neighbors(self) -> list[set[int]]:
+        """The islands that share members with each one."""
+        at = {leaf: i for i, island in enumerate(self._islands) for leaf in island}
         return [
-            (
-                tuple(sorted(leaf for i in part for leaf in self._islands[i])),
-                not self._tied.isdisjoint(part),
-            )
-            for part in groups
+            {at[leaf] for leaf in self._graph.common(island[0]) if leaf in at} - {i}
+            for i, island in enumerate(self._islands)
         ]
 
-    def _candidates(self) -> list[tuple[int, int]]:
-        """The pairs of islands that may be joined, those with the clearest majority first."""
-        at = {leaf: i for i, island in enumerate(self._islands) for leaf in island}
-        of_home: dict[str, set[int]] = {}
-        for leaf, i in at.items():
-            for home in self._graph.homes(leaf):
-                of_home.setdefault(home, set()).add(i)
-        found: list[tuple[int, int, int]] = []
-        for i, island in enumerate(self._islands):
-            near = {at[leaf] for leaf in self._graph.common(island[0]) if leaf in at}
-            near.update(*(of_home[home] for leaf in island for home in self._graph.homes(leaf)))
-            found += ((-surplus, i, j) for j in near if j > i and (surplus := self._tally(i, j)[0]) >= 0)
-        return [(i, j) for _, i, j in sorted(found)]
+    def _leaves(self, islands: Iterable[int]) -> tuple[str, ...]:
+        return tuple(sorted(leaf for i in islands for leaf in self._islands[i]))
 
-    def _tally(self, i: int, j: int) -> tuple[int, int]:
+    def _pair(self, i: int, j: int) -> tuple[int, int]:
         """Of the decisions on all pairs of switches of two islands, how many more are for a join than against it, and
         how many are for it."""
         known = self._tallies.get((i, j))
@@ -393,37 +450,19 @@ class _Joins:
             known = self._tallies[i, j] = self._tallies[j, i] = surplus, votes
         return known
 
-    def _join(self, one: list[int], other: list[int]) -> bool:
-        tallies = [self._tally(i, j) for i in one for j in other]
-        surplus, votes = sum(tally[0] for tally in tallies), sum(tally[1] for tally in tallies)
-        if surplus < 0:
-            return False
-        if votes == 0:  # Nobody decides: what has been published stays.
-            if self._homes(one).isdisjoint(self._homes(other)):
-                return False
-        elif (surplus == 0 and (self._strictly or self._are_apart(one, other))) or not self._are_witnessed(
-            one, other
-        ):
-            return False
-        elif surplus == 0:
-            self._tied.update(one)
-        one += other
-        for i in other:
-            self._parts[i] = one
-        return True
+    def _tally(self, one: Collection[int], other: Collection[int]) -> tuple[int, int]:
+        """The same of two parts."""
+        tallies = [self._pair(i, j) for i in one for j in other]
+        return sum(tally[0] for tally in tallies), sum(tally[1] for tally in tallies)
 
-    def _are_witnessed(self, one: list[int], other: list[int]) -> bool:
-        """Two members have switches of both; or one member, and nobody else has any of one side; or it has been
-        published."""
-        for part in (one, other):
-            if len(part) == 1 and self._graph.degree(self._islands[part[0]][0]) == 1:
-                return True
+    def _are_witnessed(self, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Two members have switches of both; or one member, and nobody else has any of one side."""
+        if any(len(part) == 1 and self._degree(part[0]) == 1 for part in (one, other)):
+            return True
         for i in one:
             common = self._graph.common(self._islands[i][0])
             if any(common.get(self._islands[j][0], 0) > 1 for j in other):
                 return True
-        if not self._homes(one).isdisjoint(self._homes(other)):
-            return True
         if self._witnesses is None:
             self._witnesses = self._graph.witnesses([island[0] for island in self._islands])
         members, others = (
@@ -431,13 +470,40 @@ class _Joins:
         )
         return len(members & others) > 1
 
-    def _are_apart(self, one: list[int], other: list[int]) -> bool:
-        """Both are published, in no object together."""
-        homes, others = self._homes(one), self._homes(other)
-        return bool(homes and others) and homes.isdisjoint(others)
+    def _degree(self, i: int) -> int:
+        return self._graph.degree(self._islands[i][0])
 
-    def _homes(self, part: list[int]) -> set[str]:
-        return {name for i in part for leaf in self._islands[i] for name in self._graph.homes(leaf)}
+    def _homes(self, part: Sequence[int]) -> Collection[str]:
+        """The published objects of a part. One member alone joins no two objects: it is in that of most switches."""
+        homes = self._graph.homes
+        listed = Counter(
+            (self._degree(i) > 1, homes[leaf]) for i in part for leaf in self._islands[i] if leaf in homes
+        )
+        if confirmed := {home for several, home in listed if several}:
+            return confirmed
+        return [home for (_, home), _ in sorted(listed.items(), key=lambda item: (-item[1], item[0]))[:1]]
+
+
+class _Union:
+    """Disjoint sets of numbers."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def join(self, i: int, j: int) -> None:
+        i, j = sorted((self._root(i), self._root(j)))
+        self._parent[j] = i
+
+    def sets(self, numbers: Iterable[int]) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for i in numbers:
+            found.setdefault(self._root(i), []).append(i)
+        return list(found.values())
+
+    def _root(self, i: int) -> int:
+        while (parent := self._parent[i]) != i:
+            self._parent[i] = i = self._parent[parent]
+        return i
 
 
 def count_votes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise, takewhile
 
 from msgspec.structs import replace
@@ -24,7 +24,6 @@ class PublishedMembers:
     def __init__(self, objects: Iterable[tuple[str, tuple[str, ...]]]) -> None:
         self.placed: dict[str, str] = {}
         self.size: dict[str, int] = {}
-        self._several: dict[str, set[str]] = {}
         for name, members in sorted(objects):
             if not members:
                 continue
@@ -33,14 +32,7 @@ class PublishedMembers:
                 self.placed.update(dict.fromkeys(members, name))
                 continue
             for member in members:
-                first = self.placed.setdefault(member, name)
-                if first != name:
-                    self._several.setdefault(member, {first}).add(name)
-
-    def homes(self, member: str) -> Collection[str]:
-        """The objects that list a member."""
-        first = self.placed.get(member)
-        return () if first is None else self._several.get(member, (first,))
+                self.placed.setdefault(member, name)
 
 
 class PublishedTree:

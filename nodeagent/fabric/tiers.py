@@ -185,7 +185,7 @@ class UpperTiers:
     def _groups(self, items: Mapping[str, TierItem], tier: int, below: frozenset[str]) -> list[_UpperGroup]:
         """The items that belong together according to their uplinks."""
         ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
-        graph = SwitchGraph(_unpublished)
+        graph = SwitchGraph()
         for switches, _ in ups.values():
             graph.add(tuple(sorted(switches)), 1)
         graph.form_groups()
@@ -300,11 +300,6 @@ class _Tier:
         source = self._published[here].note(DERIVED_FROM)
         named = bool(self._rules.tiers.name_patterns) and item in self._silent
         return source == LLDP or (source == PATTERN and named)
-
-
-def _unpublished(_switch: str) -> tuple[str, ...]:
-    """No object lists the switches above the leaves, so the published tree decides nothing."""
-    return ()
 
 
 def _invert(places: Mapping[str, str]) -> dict[str, list[str]]:
