@@ -379,28 +379,33 @@ class _Joins:
         ]
 
     def _by_reports(self) -> list[list[int]]:
-        """Join what most decisions are for, the clearest majority first.
+        """Join what most decisions are for, the clearest majority first. Switches of one member come last: however many
+        it names, they join what others have joined.
 
         A join that is refused is tried again when others have been made.
         """
         part_of = [[i] for i in range(len(self._islands))]
-        found: list[tuple[int, int, int]] = []
+        found: list[tuple[bool, int, int, int]] = []
         for i, near in enumerate(self._near):
-            found += ((-surplus, i, j) for j in near if j > i and (surplus := self._pair(i, j)[0]) >= 0)
-        todo, count = [(i, j) for _, i, j in sorted(found)], -1
-        while len(todo) != count:
-            count, rest = len(todo), []
-            for i, j in todo:
-                one, other = part_of[i], part_of[j]
-                if one is other:
-                    continue
-                if self._tally(one, other)[0] > 0 and self._are_witnessed(one, other):
-                    one += other
-                    for k in other:
-                        part_of[k] = one
-                else:
-                    rest.append((i, j))
-            todo = rest
+            for j in near:
+                if j > i and (surplus := self._pair(i, j)[0]) >= 0:
+                    found.append((min(self._degree(i), self._degree(j)) == 1, -surplus, i, j))
+        found.sort()
+        for alone in (False, True):
+            todo, count = [(i, j) for one, _, i, j in found if one == alone], -1
+            while len(todo) != count:
+                count, rest = len(todo), []
+                for i, j in todo:
+                    one, other = part_of[i], part_of[j]
+                    if one is other:
+                        continue
+                    if self._tally(one, other)[0] > 0 and self._are_witnessed(one, other):
+                        one += other
+                        for k in other:
+                            part_of[k] = one
+                    else:
+                        rest.append((i, j))
+                todo = rest
         return list({id(part): part for part in part_of}.values())
 
     def _follow(self, parts: Sequence[list[int]], homes: Sequence[Collection[str]], joined: _Union) -> None:

@@ -64,19 +64,19 @@ class UplinkSources:
         self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
         self._by_switch = ((FILE, topology.uplinks), (CABLES, cables), (LLDP, uplinks))
 
-    def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
-        """The switches above an item (or names that stand for them), and the source.
+    def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[list[str], str]:
+        """The switches above an item (or names that stand for them), once for each of its switches, and the source.
 
         ``below`` are all switches of the same and lower tiers: a peer link is no uplink.
         """
         for source, known in self._by_switch:
-            ups = {up for switch in item.switches for up in known.get(switch, ())} - below
+            ups = [up for switch in item.switches for up in known.get(switch, ()) if up not in below]
             if ups:
-                return frozenset(ups), source
+                return ups, source
         if not self._patterns:
-            return frozenset(), PATTERN
+            return [], PATTERN
         names = (self._group_name(tier, leaf) for leaf in item.leaves)
-        return frozenset(name for name in names if name), PATTERN
+        return [name for name in names if name], PATTERN
 
     def of(self, switch: str) -> set[str]:
         """The switches above one, of all sources but the patterns."""
@@ -187,7 +187,7 @@ class UpperTiers:
         ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
         graph = SwitchGraph()
         for switches, _ in ups.values():
-            graph.add(tuple(sorted(switches)), 1)
+            graph.add(tuple(sorted(set(switches))), 1)
         graph.form_groups()
         members: dict[SwitchGroup, list[str]] = {}
         for name, (switches, _) in ups.items():
