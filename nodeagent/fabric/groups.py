@@ -101,7 +101,8 @@ class SwitchGraph:
         self._deciding: dict[str, dict[frozenset[str], int]] = {}
         self._served: dict[str, frozenset[str]] = {}
         self._left_out: frozenset[str] = frozenset()
-        self._rows: list[tuple[str, ...]] = []
+        self._rows: list[Sequence[str]] = []
+        """The switch of each link of a member, those with identical cabling once."""
         self._strict: dict[str, tuple[str, ...]] = {}
         self.rails: dict[str, dict[str, int]] = {}
         self.of: dict[str, SwitchGroup] = {}
@@ -115,8 +116,8 @@ class SwitchGraph:
         Without ``links``, each member decides on every pair of switches of which it has one.
         """
         degree, common = self._degree, self._common
-        self._rows.append(leaves)
         cabled = [(leaf, rail) for leaf, rail in links if leaf]
+        self._rows.append([leaf for leaf, _ in cabled] or leaves)
         for leaf, rail in cabled:
             counts = self.rails.setdefault(leaf, {})
             counts[rail] = counts.get(rail, 0) + members
@@ -197,11 +198,22 @@ class SwitchGraph:
 
     def degree(self, leaf: str) -> int:
         """The number of members of a switch."""
-        return self._degree[leaf]
+        return self._degree.get(leaf, 0)
 
     def alone(self) -> frozenset[str]:
         """The switches of one member."""
         return frozenset(leaf for leaf, members in self._degree.items() if members == 1)
+
+    def inhabited(self, parts: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+        """Those of these parts that have most links of some member."""
+        part_of = {leaf: part for part in parts for leaf in part} | self.static
+        weight = {part: sum(map(self.degree, part)) for part in set(part_of.values())}
+        found: set[tuple[str, ...]] = set()
+        for row in self._rows:
+            votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
+            if votes:
+                found.add(min(votes, key=lambda part: (-votes[part], -weight[part], part)))
+        return found
 
     def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
         """The members of these switches, those with identical cabling once, by number."""
@@ -271,7 +283,7 @@ class SwitchGraph:
                     MAJORITY * both > first and self._has_few_rails(other, most)
                 ):
                     continue
-                if both < -1 or (first >= -2 and not silent):
+                if both < -1 - common or (first >= -2 and not silent):
                     pairs.append((both, most, other))
                 break
         if not pairs:
@@ -354,7 +366,9 @@ class _Joins:
 
     def groups(self) -> list[_Group]:
         parts = self._by_reports()
-        homes = [self._homes(part) for part in parts]
+        inhabited = self._graph.inhabited(map(self._leaves, parts))
+        lived_in = [self._leaves(part) in inhabited for part in parts]
+        homes = [self._homes(part) if lived else () for part, lived in zip(parts, lived_in, strict=True)]
         strict, tied = _Union(len(parts)), _Union(len(parts))
         together: dict[str, list[int]] = {}
         for i, listed in enumerate(homes):
@@ -366,7 +380,7 @@ class _Joins:
                 strict.join(i, j)
             if surplus >= 0:
                 tied.join(i, j)
-        self._follow(parts, homes, tied)
+        self._follow(parts, lived_in, homes, tied)
         return [
             _Group(
                 self._leaves(chain.from_iterable(parts[i] for i in group)),
@@ -408,9 +422,15 @@ class _Joins:
                 todo = rest
         return list({id(part): part for part in part_of}.values())
 
-    def _follow(self, parts: Sequence[list[int]], homes: Sequence[Collection[str]], joined: _Union) -> None:
-        """Join each part that no object lists to one with which exactly half of the decisions join it: to a published
-        one, or a larger one. Two published ones stay apart, and a part is in no two groups."""
+    def _follow(
+        self,
+        parts: Sequence[list[int]],
+        inhabited: Sequence[bool],
+        homes: Sequence[Collection[str]],
+        joined: _Union,
+    ) -> None:
+        """Join each part that no object lists to one with nodes, if exactly half of the decisions are for it. Of two
+        parts with nodes, the other one is published, or larger. So no two that are published are joined."""
         at = {i: place for place, part in enumerate(parts) for i in part}
         weight = [
             sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts
@@ -420,12 +440,11 @@ class _Joins:
                 continue
             best: tuple[int, int, int] | None = None
             for other in sorted({at[j] for i in part for j in self._near[i]} - {place}):
+                larger = (weight[other], -other) > (weight[place], -place)
+                if not inhabited[other] or (inhabited[place] and not (homes[other] or larger)):
+                    continue
                 surplus, votes = self._tally(part, parts[other])
-                if (
-                    surplus == 0 < votes
-                    and (homes[other] or (weight[other], -other) > (weight[place], -place))
-                    and self._are_witnessed(part, parts[other])
-                ):
+                if surplus == 0 < votes and self._are_witnessed(part, parts[other]):
                     best = max(best or (0, 0, 0), (votes, weight[other], -other))
             if best is not None:
                 joined.join(place, -best[2])

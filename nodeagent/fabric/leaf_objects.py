@@ -1,6 +1,6 @@
 """The objects of leaf groups: their nodes, their NVLink domains, and their annotations.
 
-Annotations gain every switch that two nodes report; one report is enough in a group of two. A switch that no report
+Annotations gain every switch that two of the nodes report; one report is enough in a group of two. A switch that no report
 mentions any more stays listed while a node of the object has a link without a neighbor.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain, islice
 
 from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.fabric_settings import FabricRules
@@ -113,9 +114,11 @@ class LeafObjects:
         return tuple(sorted((key, text) for key, text in texts.items() if text))
 
     def _is_confirmed(self, leaf: str, members: Collection[str]) -> bool:
-        """Two nodes report the switch. One is enough in a group of two, and for a switch of the topology file."""
-        pairs = self._votes.pairs
-        return len(members) < CONFIRMED_FROM or pairs.degree(leaf) > 1 or leaf in pairs.static
+        """Two of the members report the switch. One is enough among two, and for a switch of the topology file."""
+        if len(members) < CONFIRMED_FROM or leaf in self._votes.pairs.static:
+            return True
+        nodes = chain.from_iterable(pattern.nodes for pattern in self._votes.at(leaf))
+        return len(list(islice((node for node in nodes if node in members), 2))) > 1
 
     def _is_elsewhere(self, leaf: str) -> bool:
         """Reports mention the switch, and it counts for a group with nodes, or is foreign."""
