@@ -101,6 +101,8 @@ class SwitchGraph:
         self._deciding: dict[str, dict[frozenset[str], int]] = {}
         self._served: dict[str, frozenset[str]] = {}
         self._left_out: frozenset[str] = frozenset()
+        self._further: dict[tuple[str, str], int] = {}
+        """The links of a rail to a switch beside the first one of each member."""
         self._rows: list[Sequence[str]] = []
         """The switch of each link of a member, those with identical cabling once."""
         self._strict: dict[str, tuple[str, ...]] = {}
@@ -121,6 +123,10 @@ class SwitchGraph:
         for leaf, rail in cabled:
             counts = self.rails.setdefault(leaf, {})
             counts[rail] = counts.get(rail, 0) + members
+        if len(places := Counter(cabled)) < len(cabled):
+            for (leaf, rail), count in places.items():
+                if count > 1:
+                    self._further[leaf, rail] = self._further.get((leaf, rail), 0) + (count - 1) * members
         known = frozenset(rail for _, rail in cabled)
         for leaf in leaves:
             reached = self._reached.setdefault(leaf, {})
@@ -283,7 +289,7 @@ class SwitchGraph:
                     MAJORITY * both > first and self._has_few_rails(other, most)
                 ):
                     continue
-                if both < -1 - common or (first >= -2 and not silent):
+                if min(-both - common, self._members_on(other, rail)) > 1 or (first >= -2 and not silent):
                     pairs.append((both, most, other))
                 break
         if not pairs:
@@ -333,11 +339,15 @@ class SwitchGraph:
             )
         return count
 
+    def _members_on(self, leaf: str, rail: str) -> int:
+        """How many members have a link of this rail to a switch."""
+        return self.rails[leaf].get(rail, 0) - self._further.get((leaf, rail), 0)
+
     def _rails_of(self, leaf: str) -> frozenset[str]:
         """The rails that a switch serves; none: every rail."""
         served = self._served.get(leaf)
         if served is None:
-            counts = self.rails.get(leaf, {})
+            counts = {rail: self._members_on(leaf, rail) for rail in self.rails.get(leaf, ())}
             least = max(counts.values(), default=0) / MAJORITY
             served = self._served[leaf] = frozenset(rail for rail, count in counts.items() if count > least)
         return served
