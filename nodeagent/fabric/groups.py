@@ -267,9 +267,8 @@ class SwitchGraph:
         """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
 
         Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail: few
-        may be at other odd switches. The second
-        switch needs two members, since one may be a wrong cable; or the first one has no more than two, and all are at
-        the rail.
+        may be at other odd switches. The second switch needs two members that the first one has not, and two on this
+        rail, since one may be a wrong cable; or the first one has no more than two, and all are at the rail.
         """
         by_rail: dict[str, list[tuple[int, str]]] = {}
         for other, both in self._common[leaf].items():
@@ -439,8 +438,9 @@ class _Joins:
         homes: Sequence[Collection[str]],
         joined: _Union,
     ) -> None:
-        """Join each part that no object lists to one with nodes, if exactly half of the decisions are for it. Of two
-        parts with nodes, the other one is published, or larger. So no two that are published are joined."""
+        """Join each part that no object lists to one with nodes, if exactly half of the decisions are for it, and fewer
+        for each other one. Of two parts with nodes, the other one is published, or larger: no two that are published
+        are joined."""
         at = {i: place for place, part in enumerate(parts) for i in part}
         weight = [
             sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts
@@ -448,16 +448,17 @@ class _Joins:
         for place, part in enumerate(parts):
             if homes[place]:
                 continue
-            best: tuple[int, int, int] | None = None
+            found: list[tuple[int, int]] = []
             for other in sorted({at[j] for i in part for j in self._near[i]} - {place}):
                 larger = (weight[other], -other) > (weight[place], -place)
                 if not inhabited[other] or (inhabited[place] and not (homes[other] or larger)):
                     continue
                 surplus, votes = self._tally(part, parts[other])
                 if surplus == 0 < votes and self._are_witnessed(part, parts[other]):
-                    best = max(best or (0, 0, 0), (votes, weight[other], -other))
-            if best is not None:
-                joined.join(place, -best[2])
+                    found.append((-votes, other))
+            found.sort()
+            if found and found[0][0] < min((votes for votes, _ in found[1:]), default=0):
+                joined.join(place, found[0][1])
 
     def _neighbors(self) -> list[set[int]]:
         """The islands that share members with each one."""
