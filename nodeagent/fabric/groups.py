@@ -408,14 +408,16 @@ class _Joins:
         A join that is refused is tried again when others have been made.
         """
         part_of = [[i] for i in range(len(self._islands))]
-        found: list[tuple[bool, int, int, int]] = []
+        found: list[tuple[bool, float, int, int, int]] = []
         for i, near in enumerate(self._near):
             for j in near:
-                if j > i and (surplus := self._pair(i, j)[0]) >= 0:
-                    found.append((min(self._degree(i), self._degree(j)) == 1, -surplus, i, j))
+                surplus, votes = self._pair(i, j) if j > i else (-1, 0)
+                if surplus >= 0:
+                    alone = min(self._degree(i), self._degree(j)) == 1
+                    found.append((alone, surplus / (surplus - 2 * votes), -surplus, i, j))
         found.sort()
         for alone in (False, True):
-            todo, count = [(i, j) for one, _, i, j in found if one == alone], -1
+            todo, count = [(i, j) for one, *_, i, j in found if one == alone], -1
             while len(todo) != count:
                 count, rest = len(todo), []
                 for i, j in todo:
