@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, combinations
 from typing import NamedTuple
@@ -375,31 +375,28 @@ class _Joins:
 
     def groups(self) -> list[_Group]:
         parts = self._by_reports()
-        inhabited = self._graph.inhabited(map(self._leaves, parts))
-        lived_in = [self._leaves(part) in inhabited for part in parts]
-        homes = [self._homes(part) if lived else () for part, lived in zip(parts, lived_in, strict=True)]
+        has_nodes = self._graph.inhabited(map(self._leaves, parts))
+        inhabited = [self._leaves(part) in has_nodes for part in parts]
+        home = [self._home(part) if inhabited[i] else "" for i, part in enumerate(parts)]
         strict, tied = _Union(len(parts)), _Union(len(parts))
         together: dict[str, list[int]] = {}
-        for i, listed in enumerate(homes):
-            for home in listed:
-                together.setdefault(home, []).append(i)
-        for i, j in sorted({pair for found in together.values() for pair in combinations(found, 2)}):
+        for i, name in enumerate(home):
+            if name:
+                together.setdefault(name, []).append(i)
+        for i, j in chain.from_iterable(combinations(found, 2) for found in together.values()):
             surplus, votes = self._tally(parts[i], parts[j])
-            if surplus > 0 or (surplus == 0 and votes == 0):
+            if surplus > 0 or surplus == votes == 0:
                 strict.join(i, j)
             if surplus >= 0:
                 tied.join(i, j)
-        self._follow(parts, lived_in, homes, tied)
-        return [
-            _Group(
-                self._leaves(chain.from_iterable(parts[i] for i in group)),
-                tuple(
-                    self._leaves(chain.from_iterable(parts[i] for i in part)) for part in strict.sets(group)
-                ),
-                tied=len(strict.sets(group)) > 1,
+        self._follow(parts, inhabited, home, tied)
+        groups: list[_Group] = []
+        for group in tied.sets(range(len(parts))):
+            inner = [self._leaves(chain.from_iterable(parts[i] for i in part)) for part in strict.sets(group)]
+            groups.append(
+                _Group(tuple(sorted(chain.from_iterable(inner))), tuple(inner), tied=len(inner) > 1)
             )
-            for group in tied.sets(range(len(parts)))
-        ]
+        return groups
 
     def _by_reports(self) -> list[list[int]]:
         """Join what most decisions are for, the clearest majority first. Switches of one member come last: however many
@@ -437,7 +434,7 @@ class _Joins:
         self,
         parts: Sequence[list[int]],
         inhabited: Sequence[bool],
-        homes: Sequence[Collection[str]],
+        home: Sequence[str],
         joined: _Union,
     ) -> None:
         """Join each part that no object lists to one with nodes, if exactly half of the decisions are for it, and fewer
@@ -448,12 +445,12 @@ class _Joins:
             sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts
         ]
         for place, part in enumerate(parts):
-            if homes[place]:
+            if home[place]:
                 continue
             found: list[tuple[int, int]] = []
             for other in sorted({at[j] for i in part for j in self._near[i]} - {place}):
                 larger = (weight[other], -other) > (weight[place], -place)
-                if not inhabited[other] or (inhabited[place] and not (homes[other] or larger)):
+                if not inhabited[other] or (inhabited[place] and not (home[other] or larger)):
                     continue
                 surplus, votes = self._tally(part, parts[other])
                 if surplus == 0 < votes and self._are_witnessed(part, parts[other]):
@@ -510,15 +507,18 @@ class _Joins:
     def _degree(self, i: int) -> int:
         return self._graph.degree(self._islands[i][0])
 
-    def _homes(self, part: Sequence[int]) -> Collection[str]:
-        """The published objects of a part. One member alone joins no two objects: it is in that of most switches."""
-        homes = self._graph.homes
-        listed = Counter(
-            (self._degree(i) > 1, homes[leaf]) for i in part for leaf in self._islands[i] if leaf in homes
-        )
-        if confirmed := {home for several, home in listed if several}:
-            return confirmed
-        return [home for (_, home), _ in sorted(listed.items(), key=lambda item: (-item[1], item[0]))[:1]]
+    def _home(self, part: Iterable[int]) -> str:
+        """The published object that lists most of a part, by links: one, so that no part joins those of two objects.
+
+        Switches of one member count only where there are no others.
+        """
+        homes, weight = self._graph.homes, defaultdict[str, list[int]](lambda: [0, 0])
+        for i in part:
+            for leaf in self._islands[i]:
+                if (home := homes.get(leaf)) is not None:
+                    weight[home][0] += self._degree(i) - 1
+                    weight[home][1] += 1
+        return min(weight, key=lambda home: ([-count for count in weight[home]], home), default="")
 
 
 class _Union:
