@@ -62,8 +62,8 @@ site: .cache/site-venv  ## the documentation as a site in dist/site, offline aft
 soak: $(VENV)/.ready  ## churn a simulated node for five minutes: do the daemons grow? (ARGS="--minutes 30")
 	$(BIN)/python hack/soak.py $(ARGS)
 
-golden: $(VENV)/.ready  ## rewrite the golden files, for review
-	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q $(ARGS)
+golden: $(VENV)/.ready  ## rewrite the golden files of a ROOM (tests/health, nodeagent/health, a page), or all, for review
+	$(BIN)/python hack/golden.py $(ROOM)
 
 monitoring: $(VENV)/.ready  ## generate the PrometheusRule and the dashboards
 	$(BIN)/python hack/monitoring.py

@@ -4,8 +4,9 @@
 
 A failure is printed when it happens; a line each 20 seconds says how many tests ran, and which run now. A test that
 failed runs again alone, up to twice. If it passes then, it is named as flaky, and the run passes: its first failure
-came from the load or the order, and is a defect of the test all the same. The run fails if a test fails three times, if
-more than 10 tests fail, or if pytest itself ends with an error. The last lines name each test that was skipped and why,
+came from the load or the order, and is a defect of the test all the same. A golden file that differs is no chance, and
+is not compared again. The run fails if a test fails three times, if a golden file differs, if more than 10 tests fail,
+or if pytest itself ends with an error. The last lines name each test that was skipped and why,
 and each that failed; the very last one counts passed, failed and skipped tests.
 """
 
@@ -22,6 +23,8 @@ SLOW_S = 2.0
 """A test that takes longer by nature has the mark ``slow``, and `make quick` leaves it out."""
 SHOWN = 10
 AGAIN_MAX = 2
+GOLDEN = "GoldenDiffersError"
+"""The error of a golden file that differs (tests/support/golden.py)."""
 BY_CHANCE_MAX = 10
 """More failures than this are no chance, and would take too long one by one."""
 
@@ -37,6 +40,8 @@ class Progress:
         self.running: dict[str, float] = {}
         self.outcomes: dict[str, str] = {}
         """The outcome of each test: passed, failed or skipped."""
+        self.differ: set[str] = set()
+        """The failed tests whose golden file differs."""
         self.skips: dict[str, list[str]] = {}
         """The skipped tests of each reason."""
         self.unmarked: dict[str, float] = {}
@@ -77,6 +82,8 @@ class Progress:
         if report.failed:
             self.running.pop(report.nodeid, None)  # a worker that crashed does not finish its test
             self.outcomes[report.nodeid] = "failed"
+            if GOLDEN in reason(report):
+                self.differ.add(report.nodeid)
             if before != "failed":
                 self.line(f"FAILED {report.nodeid}: {reason(report)}")
         elif before is None and (report.when == "call" or report.skipped):
@@ -135,7 +142,9 @@ def main(arguments: list[str]) -> int:
     failed = progress.failed
     flaky: list[str] = []
     if status == pytest.ExitCode.TESTS_FAILED and 0 < len(failed) <= BY_CHANCE_MAX:
-        flaky = [nodeid for nodeid in failed if passes_alone(nodeid, progress)]
+        flaky = [
+            nodeid for nodeid in failed if nodeid not in progress.differ and passes_alone(nodeid, progress)
+        ]
         if flaky == failed:
             status = pytest.ExitCode.OK
     for nodeid, seconds in sorted(progress.unmarked.items(), key=lambda item: -item[1])[:SHOWN]:

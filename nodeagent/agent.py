@@ -37,7 +37,7 @@ from nodeagent.agent_config import Config, by_volcano, load
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
-from nodeagent.base.kept_changes import keep_changes
+from nodeagent.base.kept_changes import ChangesKeeper
 from nodeagent.base.stored_file import StoredFile, keep_files, unwritable
 from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
@@ -76,6 +76,7 @@ from nodeagent.sources.cordons_file import CordonsFile
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.web.pages import Pages, PageSources
+from nodeagent.web.web_settings import FILE_NAME
 
 if TYPE_CHECKING:
     from nodeagent.cluster.rail_watch import RailWatch
@@ -181,6 +182,7 @@ class Agent:
         self._read_pods = asyncio.Event()
         self.stored = Stored.open(config, options, self._read_pods.set)
         self.changes = ChangeLog(AGENT_MAX)
+        self.history = self._kept_changes()
         self.health = discovery.health_service(config, self.stored.faults)
         self._gpus = GpuPublisher(self.health, self.stored.gpus)
         self.sources = discovery.Discovery(
@@ -201,6 +203,12 @@ class Agent:
         self.rail_watch = self._rail_watch()
         self.file = self._configuration_file()
         self.pages = self._pages()
+
+    def _kept_changes(self) -> ChangesKeeper | None:
+        if (name := self._config.history.file) is None:
+            return None
+        own_root = self._tree.root == Path("/") or self._tree.recorded
+        return ChangesKeeper(name, self.stored.folder, instead=FILE_NAME, in_pod=not own_root)
 
     def _make_offer(self) -> None:
         tree, options = self._tree, self._options
@@ -287,7 +295,7 @@ class Agent:
 
     def _pages(self) -> Pages:
         file, sources, claims, watch = self.file, self.sources, self.claims, self.rail_watch
-        offer, deliveries = self.offering.dra, self.deliveries
+        offer, deliveries, history = self.offering.dra, self.deliveries, self.history
         return Pages(
             self._config.web,
             PageSources(
@@ -323,6 +331,7 @@ class Agent:
                 mps=self.sharing.mps,
                 changes=self.changes,
                 unwritable_state=partial(unwritable, self.stored.files),
+                lost_history=lambda: None if history is None else history.remark(),
                 node=self._options.node_name or socket.gethostname(),
             ),
         )
@@ -362,8 +371,8 @@ class Agent:
         }
         if self.file is not None:
             tasks["config"] = self.file.run
-        if config.history.file is not None:
-            tasks["history"] = partial(keep_changes, self.changes, Path(config.history.file))
+        if self.history is not None:
+            tasks["history"] = partial(self.history.keep, self.changes)
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
             tasks["counted"] = self._watch_counted

@@ -50,7 +50,7 @@ from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
 from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources.source_settings import InfinibandSettings, LinksSettings, LldpSettings
-from nodeagent.web.web_settings import HistorySettings, WebSettings, web_conflicts
+from nodeagent.web.web_settings import AgentHistorySettings, WebSettings, history_conflicts, web_conflicts
 
 AUTO = "auto"
 ABOUT = """\
@@ -131,8 +131,8 @@ class Config(Settings, frozen=True, kw_only=True):
         setting("Health events for NVSentinel's platform connector on this node.", restart=True),
     ] = NvSentinelSettings()
     history: Annotated[
-        HistorySettings, setting("What changed on this node, and when: nodeagent history.", restart=True)
-    ] = HistorySettings()
+        AgentHistorySettings, setting("What changed on this node, and when: nodeagent history.", restart=True)
+    ] = AgentHistorySettings()
     samples: Annotated[SamplesSettings, setting("How often each collector reads the NICs.", restart=True)] = (
         SamplesSettings()
     )
@@ -227,6 +227,10 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))
     for conflict in web_conflicts(section(built, ("web",), WebSettings)):
         yield conflict.below("web")
+    yield from history_conflicts(
+        section(built, ("history",), AgentHistorySettings),
+        section(built, ("health",), HealthSettings).state_directory,
+    )
     for conflict in cluster_conflicts(section(built, ("cluster",), ClusterSettings)):
         yield conflict.below("cluster")
     for conflict in nvsentinel_conflicts(section(built, ("nvSentinel",), NvSentinelSettings)):

@@ -36,7 +36,7 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import CONTROLLER_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
-from nodeagent.base.kept_changes import keep_changes
+from nodeagent.base.kept_changes import ChangesKeeper
 from nodeagent.base.supervise import end_tasks, ending_signals, first_cause, keep
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
@@ -162,7 +162,7 @@ class Controller:
             "web": self._serve,
         }
         if self._history.file is not None:
-            jobs["history"] = partial(keep_changes, self.changes, Path(self._history.file))
+            jobs["history"] = partial(ChangesKeeper(self._history.file).keep, self.changes)
         if self.fabric.file is not None:
             jobs["config"] = self.fabric.file.run
         try:

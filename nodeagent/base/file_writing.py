@@ -103,6 +103,13 @@ def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:
         path.chmod(mode)
 
 
+def nearest_folder(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists. Blocks."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
 def unwritable_because(folder: Path) -> str | None:
     """Return why no file can be created in a folder, without creating one; ``None`` if one can.
 

@@ -57,6 +57,7 @@ class StoredForm(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """The form of one file. ``name`` is its path below the state folder.
 
     ``content`` names the value in the logs (``slice sizes``), ``loss`` is what the agent does not notice without it.
+    ``remedy`` ends the log line about a file that cannot be written.
     A ``type`` with a field ``version`` has the version of this agent there. ``of_boot``: the value is valid in one
     boot, which its field ``boot_id`` names.
     """
@@ -67,6 +68,7 @@ class StoredForm(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     loss: str
     version: int | None = None
     of_boot: bool = False
+    remedy: str = "mount a writable folder there or set health.stateDirectory"
     encode: Callable[[T], bytes] = _sorted_line
 
     def decode(self, text: bytes | str) -> T:
@@ -221,10 +223,10 @@ class StoredFile(Generic[T]):
     def _complain(self, reason: str) -> None:
         if self.unwritable is None:
             log.warning(
-                "The %s cannot be written, so after a restart %s; mount a writable folder there or set "
-                "health.stateDirectory. file=%s reason=%r",
+                "The %s cannot be written, so after a restart %s; %s. file=%s reason=%r",
                 self.form.content,
                 self.form.loss,
+                self.form.remedy,
                 self.path,
                 reason,
             )

@@ -62,6 +62,8 @@ from nodeagent.sharing.mps_watch import MpsWatch
 COMPONENT = "nodeagent"
 STATE_LOOK_S = 10.0
 """Between two looks at the state folder, and at the registrations."""
+UNTOLD_MAX = 256
+"""Notices that wait for the UID of their pod, the newest, for an hour at most after their beginning."""
 READ_FIRST_S, READ_MAX_S = 5.0, 600.0
 """Between two tries to read pods after a failure."""
 GIB = 1 << 30
@@ -86,6 +88,8 @@ class AgentEvents:
         self.writer = EventWriter(client, COMPONENT, node, host=node, delivery=delivery)
         self._board = board or NoticeBoard()
         self._inventory, self._node, self._offered, self._pods = inventory, node, offered, pods
+        self._untold: list[Notice] = []
+        """Of pods whose UID is not known yet: a fault may end before it is."""
         self._nameless: set[HeldDevice] = set()
         """The pods that were told of without their UID, each with the device; it stays so until the fault ends."""
         self._backoff = Backoff(READ_FIRST_S, READ_MAX_S, jitter=JITTER)
@@ -94,12 +98,27 @@ class AgentEvents:
 
     async def run(self) -> None:
         """Write Events until cancelled."""
+        self._post(self._inventory.snapshot)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_devices())
+            await self._write()
+
+    def _post(self, snapshot: Snapshot) -> None:
+        self._board.post("devices", *device_notices(snapshot, self._node, self._offered(snapshot)))
+
+    async def _follow_devices(self) -> None:
+        """Post each fault when it begins: a call of an API server that does not answer lasts longer than some."""
+        while True:
+            snapshot = self._inventory.snapshot
+            self._post(snapshot)
+            await self._inventory.changed(snapshot.revision)
+
+    async def _write(self) -> None:
         while True:
             snapshot = self._inventory.snapshot
             self._board.changed.clear()
-            offered = self._offered(snapshot)
-            standing = (*device_notices(snapshot, self._node, offered), *self._board.take())
-            identified, again_s = await self._identified(standing)
+            standing = {notice.key: notice for notice in (*self._untold, *self._board.take())}
+            identified, again_s = await self._identified(standing.values())
             self.writer.ledger.observe(
                 identified,
                 time.monotonic(),
@@ -107,7 +126,10 @@ class AgentEvents:
                 unknown_devices(snapshot),
                 endings(snapshot),
             )
+            written = self.writer.written
             wait = await self.writer.deliver()
+            if self.writer.written != written:
+                continue  # what has ended meanwhile has an end to tell
             await either(
                 self._inventory.changed(snapshot.revision),
                 self._board.changed.wait(),
@@ -126,12 +148,15 @@ class AgentEvents:
         again_s = await self._read(unknown) if unknown else HOURLY_S
         if not self._may_read:
             self._nameless.update(one for one in unknown if one not in self._pods.uids)
-        told = []
+        told, untold = [], []
         for notice in standing:
             if not _lacks_uid(notice) or (one := _held(notice)) in self._nameless:
                 told.append(notice)
             elif (uid := self._pods.uids.get(one)) is not None:
                 told.append(replace(notice, target=replace(notice.target, uid=uid)))
+            elif time.time() - (notice.began or 0) < HOURLY_S:
+                untold.append(notice)
+        self._untold = untold[-UNTOLD_MAX:]
         return told, again_s
 
     async def _read(self, held: dict[HeldDevice, tuple[str, ...]]) -> float:

@@ -93,7 +93,8 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "auto"
     kubeconfig: Annotated[
-        AbsolutePath | None, setting("Path of the kubeconfig for access: kubeconfig; null: $KUBECONFIG.")
+        AbsolutePath | None,
+        setting("Path in the agent's container of the kubeconfig for access: kubeconfig; null: $KUBECONFIG."),
     ] = None
     report: Annotated[
         bool,

@@ -20,7 +20,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from nodeagent.base.backoff import JITTER, Backoff, RateLimit
@@ -80,7 +80,8 @@ class Notice:
     """A fault, or its end, that one Event reports. Target, ``about`` (the device) and ``reason`` identify it.
 
     ``recovers``: the end of this Warning, with all others of its device, is an Event too. ``title`` names the device in
-    it; without one it is the message. ``ids``: of the devices that the pod of the target holds.
+    it; without one it is the message. ``ids``: of the devices that the pod of the target holds. ``began``: in Unix
+    seconds; ``None``: when it is observed.
     """
 
     target: EventTarget
@@ -92,6 +93,7 @@ class Notice:
     recovers: bool = True
     title: str = ""
     ids: tuple[str, ...] = ()
+    began: float | None = field(default=None, compare=False)
 
     @property
     def key(self) -> NoticeKey:
@@ -102,7 +104,8 @@ class NoticeBoard:
     """The notices of other parts than the one that writes the Events. Each part posts those that stand; one that ends
     before it is read is still read once.
 
-    Belongs to one event loop. ``changed`` is set when a part posts other notices; the reader clears it.
+    Belongs to one event loop. ``changed`` is set when a part posts other notices; the reader clears it. At most
+    ``RECORDS_MAX`` notices wait that have ended: the newest.
     """
 
     def __init__(self) -> None:
@@ -112,11 +115,21 @@ class NoticeBoard:
 
     def post(self, part: str, *notices: Notice) -> None:
         """Replace the notices of this part."""
+        before = self._standing.get(part, {})
         posted = {notice.key: notice for notice in notices}
-        if posted != self._standing.get(part, {}):
-            self._standing[part] = posted
-            self._unread |= posted
-            self.changed.set()
+        if posted == before:
+            return
+        now = time.time()
+        for key, notice in posted.items():
+            began = before[key].began if key in before else now
+            posted[key] = replace(notice, began=began)
+        self._standing[part] = posted
+        self._unread |= posted
+        if len(self._unread) > RECORDS_MAX:
+            ended = [key for key in self._unread if not any(key in it for it in self._standing.values())]
+            for key in ended[: len(self._unread) - RECORDS_MAX]:
+                del self._unread[key]
+        self.changed.set()
 
     def take(self) -> tuple[Notice, ...]:
         """The notices that stand, and those that have ended since the last call."""
@@ -209,11 +222,12 @@ class NoticeLedger:
             current |= {notice.key: notice for notice in self._ended(current, unknown, ending)}
         for key, notice in current.items():
             record = self.records.get(key)
+            began = wall if notice.began is None else notice.began
             if record is None:
-                self.records[key] = NoticeRecord(notice, wall, wall, at_start=not self.observed)
+                self.records[key] = NoticeRecord(notice, began, began, at_start=not self.observed)
                 continue
             if not record.active:
-                record.active, record.last = True, wall
+                record.active, record.last = True, began
                 record.count += 1
             record.notice = notice
         for key, record in self.records.items():
@@ -295,6 +309,8 @@ class EventWriter:
         delivery: Delivery | None = None,
     ) -> None:
         self.ledger = NoticeLedger(recovery)
+        self.written = 0
+        """How many writes have ended, also those that were refused for good."""
         self._client, self._component, self._instance = client, component, instance
         self._host, self._aggregate = host, aggregate
         self._rate = RateLimit(BURST, PER_S)
@@ -321,6 +337,7 @@ class EventWriter:
             else:
                 self._retry.succeeded()
             record.wrote(count, time.monotonic())
+            self.written += 1
         return self.ledger.next_s(time.monotonic())
 
     async def _write(self, record: NoticeRecord) -> None:

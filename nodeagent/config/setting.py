@@ -36,6 +36,7 @@ def setting(
     exponent: bool = False,
     restart: bool = False,
     example: tuple[str, msgspec.Struct] | None = None,
+    missing: str | None = None,
     **bounds: Any,
 ) -> msgspec.Meta:
     """Declare a setting with its meaning and bounds.
@@ -43,8 +44,15 @@ def setting(
     ``required``: the file must hold the key although the struct has a default. ``exponent``: the number may be
     written as 1e-12. ``restart``: a running daemon keeps the value it started with, also of every setting below this
     one (``config/in_force.py``). ``example``: a line of text and an entry that the commented default shows for a list.
+    ``missing``: what a file must say that lacks a setting without a default, if the type does not show it.
     """
-    extra = {"required": required, "exponent": exponent, "restart": restart, "example": example}
+    extra = {
+        "required": required,
+        "exponent": exponent,
+        "restart": restart,
+        "example": example,
+        "missing": missing,
+    }
     return msgspec.Meta(description=meaning, extra=extra, **bounds)
 
 

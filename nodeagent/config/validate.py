@@ -146,9 +146,10 @@ class _Validator:
             else:
                 whole = whole and not field.required
         for key, field in known.items():
-            if key not in node.value and (field.required or bare(field.type)[1].get("required")):
-                message = f"is missing; it must be {_wanted(bare(field.type)[0])}"
-                self._faults.add((*path, key), locate(node, ()), message)
+            bare_type, extra = bare(field.type)
+            if key not in node.value and (field.required or extra.get("required")):
+                wanted = extra.get("missing") or f"must be {_wanted(bare_type)}"
+                self._faults.add((*path, key), locate(node, ()), f"is missing; it {wanted}")
                 whole = whole and not field.required
         return built if whole else INVALID
 

@@ -145,7 +145,7 @@ def _nodes(function: Function) -> set[str]:
         return set()
     if function.vdpa:
         return {function.vdpa}
-    if (function.driver or "").replace("_", "-").endswith("vfio-pci"):
+    if function.by_vfio:
         return {f"/dev/vfio/{function.vfio_group}"} if function.vfio_group else set()
     return {node for node in (rdma.uverbs, rdma.umad, rdma.issm) if node} if rdma else set()
 

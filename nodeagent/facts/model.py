@@ -225,6 +225,11 @@ class Function(msgspec.Struct, frozen=True):
     mac: str | None = None
 
     @property
+    def by_vfio(self) -> bool:
+        """Whether it is bound to vfio-pci or to a vendor's variant, such as mlx5_vfio_pci."""
+        return self.driver is not None and self.driver.replace("_", "-").endswith("vfio-pci")
+
+    @property
     def link_state(self) -> str:
         """One of ``LINK_STATES``: the state of a PF in reports and metrics."""
         return MISSING if self.missing else self.health.state.value

@@ -65,6 +65,8 @@ class CarrierLosses:
         self.settings = CarrierSettings()
         self.uncounted_until = 0.0
         """After a restart the losses in between are unknown until their counter is read, or until this time."""
+        self.awaited = KERNEL_COUNTER
+        """That counter: the one that counted before the restart."""
         self._excused = (math.inf, -math.inf)
         """Begin and end of planned work on the link."""
         self._explained_since = math.inf
@@ -84,8 +86,10 @@ class CarrierLosses:
         times: Sequence[Loss],
         settings: CarrierSettings,
         changed_at: float | None,
+        ahead: Mapping[str, float],
     ) -> None:
         self.penalty, self.times = penalty, list(times)
+        self._ahead |= ahead
         self.settings, self.changed_at = settings, changed_at
         self.penalty.cap(self._half_life_s, self._reuse)
 
@@ -93,7 +97,7 @@ class CarrierLosses:
         """Return the best counter that is read. After a restart it may be read soon."""
         awaited = now < self.uncounted_until
         for name in PHY_COUNTERS:
-            if history.reads(name) or (awaited and history.highest(name) is not None):
+            if history.reads(name) or (awaited and name == self.awaited):
                 return name
         return KERNEL_COUNTER
 

@@ -133,7 +133,9 @@ class GpuAccountingSettings(Settings, frozen=True, kw_only=True):
     ] = 300.0
     pod_logs: Annotated[
         AbsolutePath,
-        setting("The kubelet's folder of logs (podLogsDir), whose entries name the pods of processes."),
+        setting(
+            "The kubelet's folder of logs (podLogsDir) of the host, whose entries name the pods of processes."
+        ),
     ] = "/var/log/pods"
 
 

@@ -142,16 +142,16 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     cabling_plan: Annotated[
         AbsolutePath | None,
         setting(
-            "Absolute path of a YAML file that maps nodes to links to {switch, port}. The neighbors of LLDP "
-            "are compared with it. null: none.",
+            "Absolute path in the agent's container of a YAML file that maps nodes to links to {switch, port}. The "
+            "neighbors of LLDP are compared with it. null: none.",
             restart=True,
         ),
     ] = None
     state_directory: Annotated[
         AbsolutePath,
         setting(
-            "Absolute path of the directory where active faults, penalties, the rails of NICs and the sizes of "
-            "slices are kept over a restart of the agent.",
+            "Absolute path of the host: the directory where active faults, penalties, the rails of NICs and the sizes "
+            "of slices are kept over a restart of the agent.",
             restart=True,
         ),
     ] = "/var/lib/nodeagent"

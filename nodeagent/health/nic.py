@@ -440,6 +440,7 @@ class NicState(JudgedDevice):
             if hold.active
         ]
         penalty, counter = self.losses.penalty, self.losses.counter(self.history, self._now)
+        others = {name: self._counted(name) for name in PHY_COUNTERS if name != counter}
         phy = self._counted(counter) if counter in PHY_COUNTERS else None
         return NicRecord(
             penalty.points,
@@ -457,6 +458,12 @@ class NicState(JudgedDevice):
             if any(loss.latest > loss.at for loss in self.losses.times)
             else (),
             dict(self.failed_since),
+            {
+                name: (count, self.history.counted_at(name) or 0.0)
+                for name, count in others.items()
+                if count is not None
+            },
+            {name: count for name in COUNTERS if (count := self.losses.ahead(name))},
         )
 
     def _counted(self, counter: str) -> float | None:
@@ -464,20 +471,26 @@ class NicState(JudgedDevice):
         highest = self.history.highest(counter)
         return None if highest is None else highest + self.losses.ahead(counter)
 
+    def _resume(self, counter: str, counted: float, at: float) -> None:
+        """Continue from the value of the counter itself: after a reset it counts from 0 what is counted already."""
+        self.history.resume(counter, max(0.0, counted - self.losses.ahead(counter)), at)
+
     def restore(self, record: NicRecord, now: float) -> None:
         penalty = Penalty(record.penalty, record.penalty_at)
         latest = record.losses_latest or tuple(at for at, _ in record.losses)
         times = [Loss(*loss, end) for loss, end in zip(record.losses, latest, strict=True)]
-        self.losses.restore(penalty, times, record.settings, record.changed_at)
+        self.losses.restore(penalty, times, record.settings, record.changed_at, record.ahead)
         self.once_up, self.best_mbps = record.once_up, record.best_mbps
         self.failed_since = dict(record.failed_since)
         read_at = now if record.read_at is None else record.read_at
         if record.downs is not None:
-            self.history.resume(KERNEL_COUNTER, record.downs, read_at)
+            self._resume(KERNEL_COUNTER, record.downs, read_at)
             self.losses.uncounted_until = now + STALE_MIN_S
         if record.phy_downs is not None:
-            self.history.resume(*record.phy_downs, read_at)
-            self.losses.uncounted_until = now + STALE_MIN_S
+            self._resume(*record.phy_downs, read_at)
+            self.losses.uncounted_until, self.losses.awaited = now + STALE_MIN_S, record.phy_downs[0]
+        for name, (count, at) in record.other_downs.items():
+            self._resume(name, count, at)
         for fault in record.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.text)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nodeagent.health.carrier_losses import PHY_COUNTERS, CarrierSettings
+from nodeagent.health.carrier_losses import COUNTERS, PHY_COUNTERS, CarrierSettings
 from nodeagent.health.rules.gpu_rules import FaultKey
 from nodeagent.host.gpu_driver import GpuReading
 
@@ -39,7 +39,9 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     if any is later. ``settings`` are the settings of the link as they were last seen,
     ``changed_at`` is the time at which an administrator last changed it. ``read_at`` is the time of the last plausible
     value of the counter of losses: what is lost from then on may be lost at any time until the next reading.
-    ``failed_since``: since when the PF and its VFs have failed, by PCI address."""
+    ``failed_since``: since when the PF and its VFs have failed, by PCI address. ``other_downs``: value and time of the
+    PHY's other counters, which did not count then: one that is read again continues from there. ``ahead``: how much of
+    each of these values another counter has counted, so that the counter itself has not reached it yet."""
 
     penalty: float = 0.0
     penalty_at: float = 0.0
@@ -54,16 +56,21 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     read_at: float | None = None
     losses_latest: tuple[float, ...] = ()
     failed_since: dict[str, float] = {}
+    other_downs: dict[str, tuple[float, float]] = {}
+    ahead: dict[str, float] = {}
 
     def is_possible(self, now: float) -> bool:
         times = [self.penalty_at, *(at for at, _ in self.losses)]
         times += self.losses_latest
         times += [at for fault in self.faults for at in (fault.since, fault.good_since) if at is not None]
+        times += [at for _, at in self.other_downs.values()]
         times += [at for at in (self.changed_at, self.read_at, *self.failed_since.values()) if at is not None]
         counts = [self.penalty, self.downs or 0.0, self.best_mbps or 0.0]
         counts += [count for _, count in self.losses]
         counts += [self.phy_downs[1]] if self.phy_downs is not None else []
-        known = self.phy_downs is None or self.phy_downs[0] in PHY_COUNTERS
+        counts += [count for count, _ in self.other_downs.values()] + [*self.ahead.values()]
+        names = {*self.other_downs, *([self.phy_downs[0]] if self.phy_downs is not None else [])}
+        known = names <= set(PHY_COUNTERS) and self.ahead.keys() <= set(COUNTERS)
         finite = all(math.isfinite(count) and count >= 0 for count in counts)
         in_past = all(0 <= at <= now for at in times)
         paired = len(self.losses_latest) in (0, len(self.losses))
@@ -74,7 +81,12 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         if stored is None or stored.read_at is None or self.read_at is None:
             return self
         recent = self.read_at < stored.read_at + READING_NEWS_S
-        return stored if recent and self == msgspec.structs.replace(stored, read_at=self.read_at) else self
+        return stored if recent and self._without_times() == stored._without_times() else self
+
+    def _without_times(self) -> NicRecord:
+        """The record without the times of its readings."""
+        others = {name: (count, 0.0) for name, (count, _) in self.other_downs.items()}
+        return msgspec.structs.replace(self, read_at=0.0, other_downs=others)
 
 
 class XidFault(msgspec.Struct, frozen=True):

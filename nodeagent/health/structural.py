@@ -34,6 +34,8 @@ class Fault(StrEnum):
     """The state of the link cannot be read."""
     GUID_MISSING = "guid_missing"
     """An InfiniBand VF without a GUID has no address in the subnet."""
+    IOMMU_GROUP_MISSING = "iommu_group_missing"
+    """vfio passes the devices of an IOMMU group to a program, and this VF is in none."""
 
 
 Faults = Mapping[str, tuple[Reason, ...]]
@@ -106,6 +108,8 @@ def _of_vf(vf: Function, *, has_pf: bool) -> tuple[Reason, ...]:
         reasons.append(_reason(Fault.DRIVER_UNBOUND, vf))
     elif vf.link_type == INFINIBAND and lacks_guid(vf):
         reasons.append(_reason(Fault.GUID_MISSING, vf))
+    elif vf.by_vfio and vf.vfio_group is None:
+        reasons.append(_reason(Fault.IOMMU_GROUP_MISSING, vf))
     return tuple(reasons)
 
 
@@ -142,6 +146,12 @@ def sentence(fault: Fault, function: Function, netdev: str | None = None) -> str
             infiniband = function.link_type == INFINIBAND
             return f"{name} has {'a port that is not active' if infiniband else 'no carrier'}"
         case Fault.GUID_MISSING:
-            return f"{name_of(function)} has no GUID and reaches no peer; set guid under vfs: `nodeagent vfs apply`"
+            how = "set `guid: auto` under vfs and run `nodeagent vfs apply`"
+            return f"{name_of(function)} has no GUID and reaches no peer; {how}"
+        case Fault.IOMMU_GROUP_MISSING:
+            return (
+                f"{name_of(function)} is bound to {function.driver} and has no IOMMU group, so no container can have "
+                "it: enable the IOMMU, or the no-IOMMU mode of vfio"
+            )
         case Fault.LINK_UNSEEN:
             return f"{name} does not report whether it has carrier"

@@ -9,9 +9,13 @@
   later needs another socket.
 * Two measures exclude the node's own transmissions: PACKET_IGNORE_OUTGOING (Linux 4.20) saves the clone of each
   sent packet, and the filter works where that option is missing.
-* A frame with a VLAN or priority tag is received as if untagged: the kernel strips the tag. Of two tags (802.1ad,
+* A frame with a VLAN or priority tag is received without it: the kernel strips the tag. Of two tags (802.1ad,
   QinQ) it strips the outer one and delivers the frame by the EtherType of the inner one. ``QinqSocket`` receives
   these, one socket for all netdevs; other traffic with two tags costs it the filter.
+* A frame of a VLAN comes from a subinterface of the switch port. The kernel shows it in three ways
+  (``__netif_receive_skb_core`` in net/core/dev.c). A socket for every EtherType gets the tag as auxiliary data. A
+  socket for one gets the frame after the tag is gone: by the netdev of that VLAN if the host has one, otherwise as a
+  frame for another host, although it is multicast.
 * The event loop reads at most ``TURN`` frames in a row, and a link at most ``RATE`` frames a second. Then the
   socket pauses for ``PAUSE_S``, and the kernel drops, without a copy, frames beyond ``QUEUE`` bytes.
 * Calls that may wait for the kernel run in threads: ``open_socket`` takes the RTNL lock, which a driver may hold
@@ -45,12 +49,15 @@ _FRAME_MAX = 2048  # an LLDPDU must fit a frame of 1500 octets; a longer one is 
 
 # include/uapi/linux/if_packet.h, if_ether.h, if_arp.h, asm-generic/socket.h
 _SOL_PACKET = 263
-_ADD_MEMBERSHIP, _STATISTICS, _IGNORE_OUTGOING = 1, 6, 23
+_ADD_MEMBERSHIP, _STATISTICS, _AUXDATA, _IGNORE_OUTGOING = 1, 6, 8, 23
 _MR_MULTICAST = 0
 _ANY = 0  # as ifindex: every netdev
 _ETH_P_ALL, _ETH_P_LLDP = 0x0003, 0x88CC
 _ETH_P_8021Q, _ETH_P_8021AD = 0x8100, 0x88A8
 _SO_ATTACH_FILTER = 26
+_TAG_IS_VALID = 1 << 4  # TP_STATUS_VLAN_VALID
+_TAG = struct.Struct("=3I4H")  # tpacket_auxdata: status, length, cut length, offsets of 2 headers, TCI, TPID
+_VLAN_ID = 0xFFF
 _ADDRESS = struct.Struct("=H2siHBB8s")  # sockaddr_ll: family, protocol, ifindex, hatype, pkttype, halen, addr
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -70,7 +77,7 @@ class PacketError(Exception):
 # Classic BPF (linux/filter.h): code, jump if true, jump if false, operand.
 _LOAD_WORD, _LOAD_HALF, _EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
 _PACKET_TYPE = 0xFFFF_F004  # SKF_AD_OFF + SKF_AD_PKTTYPE
-_OUTGOING = 4
+_OTHER_HOST, _OUTGOING = 3, 4
 _FILTER = (
     (_LOAD_WORD, 0, 0, _PACKET_TYPE),
     (_EQUAL, 13, 0, _OUTGOING),
@@ -101,8 +108,8 @@ def may_receive() -> bool:
 
 
 class LldpSocket:
-    """Takes over ``opened``, a result of ``open_socket(ifindex)``. Calls ``on_frame`` with each frame, and
-    ``on_lost`` once when the netdev has left this namespace.
+    """Takes over ``opened``, a result of ``open_socket(ifindex)``. Calls ``on_frame`` with each frame and whether it is
+    of a VLAN, and ``on_lost`` once when the netdev has left this namespace. A priority tag names no VLAN.
 
     ``dropped`` counts frames that the kernel dropped for lack of room, ``paused`` the pauses after too many frames.
     """
@@ -111,7 +118,7 @@ class LldpSocket:
         self,
         ifindex: int,
         opened: socket.socket,
-        on_frame: Callable[[bytes], object],
+        on_frame: Callable[[bytes, bool], object],
         on_lost: Callable[[], object],
     ) -> None:
         self.ifindex = ifindex
@@ -125,7 +132,6 @@ class LldpSocket:
         self._resume: asyncio.TimerHandle | None = None
         self._closed = False
         self._socket = opened
-        self._recv: Callable[[int], bytes] = opened.recv
         self._loop.add_reader(self._socket, self._read)
 
     def close(self) -> None:
@@ -170,7 +176,7 @@ class LldpSocket:
     def _read(self) -> None:
         for _ in range(self._allowance()):
             try:
-                frame = self._recv(_FRAME_MAX)
+                frame, tagged = self._receive()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -180,9 +186,21 @@ class LldpSocket:
                     self._on_lost()
                 return
             self._budget -= 1.0
-            self._on_frame(frame)
+            self._on_frame(frame, tagged)
             if self._closed:
                 return
+
+    def _receive(self) -> tuple[bytes, bool]:
+        """The next frame, and whether it is of a VLAN."""
+        frame, extra, _, (netdev, _, packet_type, *_) = self._socket.recvmsg(
+            _FRAME_MAX, socket.CMSG_SPACE(_TAG.size)
+        )
+        tagged = packet_type == _OTHER_HOST or netdev != self._socket.getsockname()[0]
+        for level, kind, data in extra:
+            if (level, kind, len(data)) == (_SOL_PACKET, _AUXDATA, _TAG.size):
+                status, *_, tag, _ = _TAG.unpack(data)
+                tagged |= bool(status & _TAG_IS_VALID and tag & _VLAN_ID)
+        return frame, tagged
 
     def _allowance(self) -> int:
         """How many frames may be read now. If none, pause the socket."""
@@ -204,12 +222,11 @@ class QinqSocket(LldpSocket):
 
     def __init__(self, opened: socket.socket, on_frame: Callable[[str, bytes], object]) -> None:
         self._netdev = ""
-        super().__init__(_ANY, opened, lambda frame: on_frame(self._netdev, frame), lambda: None)
-        self._recv = self._recv_with_name
+        super().__init__(_ANY, opened, lambda frame, _: on_frame(self._netdev, frame), lambda: None)
 
-    def _recv_with_name(self, size: int) -> bytes:
-        frame, (self._netdev, *_) = self._socket.recvfrom(size)
-        return frame
+    def _receive(self) -> tuple[bytes, bool]:
+        frame, (self._netdev, *_) = self._socket.recvfrom(_FRAME_MAX)
+        return frame, True
 
 
 def open_socket(ifindex: int, *, enslaved: bool = False) -> socket.socket:
@@ -248,6 +265,7 @@ def _set_up(opened: socket.socket, ifindex: int, protocol: int) -> None:
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, QUEUE)
     with contextlib.suppress(OSError):  # before Linux 4.20 only the filter excludes own frames
         opened.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
+    opened.setsockopt(_SOL_PACKET, _AUXDATA, 1)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in _FILTER))
     program = struct.pack("@HP", len(_FILTER), ctypes.addressof(code))
     opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

@@ -15,8 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from nodeagent.facts import cdi
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.model import Gpu, MigDevice, Snapshot
+from nodeagent.facts.model import Gpu, Health, MigDevice, Reason, Snapshot, State
 from nodeagent.kinds import Question, Refused, distance, gpu_access, obstacle, requested, unknown
+
+NO_NODES = (
+    f"the device nodes of the MIG device are not known; mount {gpu_access.MIG_MINORS} of the host for the agent "
+    "(overlays/mig)"
+)
 
 
 def resource_part(profile: str) -> str:
@@ -34,11 +39,12 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
     profile: str
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
-        by_gpu: dict[str, tuple[Gpu, list[str]]] = {}
+        alike: dict[tuple[str, bool], tuple[Gpu, list[str]]] = {}
         for device, gpu in self._members(snapshot).values():
-            by_gpu.setdefault(gpu.uuid, (gpu, []))[1].append(device.uuid)
+            alike.setdefault((gpu.uuid, self._lacks_nodes(device, gpu)), (gpu, []))[1].append(device.uuid)
         return tuple(
-            gpu_access.entry(gpu, tuple(sorted(uuids)), gpu.health) for gpu, uuids in by_gpu.values()
+            gpu_access.entry(gpu, tuple(sorted(uuids)), _without_nodes(gpu.health) if lacking else gpu.health)
+            for (_, lacking), (gpu, uuids) in alike.items()
         )
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
@@ -57,10 +63,11 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource, members)
         choice = {
             uuid: gpu
-            for uuid, (_, gpu) in members.items()
+            for uuid, (device, gpu) in members.items()
             if uuid in asked.free
             and uuid not in asked.must
             and gpu.health.allocatable
+            and not self._lacks_nodes(device, gpu)
             and uuid not in elsewhere
         }
         if len(choice) < asked.rest:
@@ -76,18 +83,17 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         chosen = self._usable(snapshot, requested(self.resource, ids))
-        if self.strategy == "cdi" and self.cdi_kind == cdi.GPU_KIND:
-            for device, gpu in chosen:
-                if not device.nodes or gpu.minor is None:
-                    raise Refused(
-                        f"{self.resource}: the device nodes of {device.uuid} are not known; mount "
-                        f"{gpu_access.MIG_MINORS} of the host for the agent (overlays/mig)"
-                    )
         nodes: list[str] = []
         if self.pass_device_nodes:
             nodes = [node for device, gpu in chosen for node in gpu_access.mig_nodes(device, gpu)]
             nodes.extend(self.control_nodes)
         return self.access_named([device.uuid for device, _ in chosen], nodes)
+
+    def _lacks_nodes(self, device: MigDevice, gpu: Gpu) -> bool:
+        """Whether the agent's own CDI spec cannot have the device. A vendor's spec, and a runtime that gets the UUID,
+        find the device nodes themselves."""
+        ours = self.strategy == "cdi" and self.cdi_kind == cdi.GPU_KIND
+        return ours and (not device.nodes or gpu.minor is None)
 
     def _members(self, snapshot: Snapshot) -> dict[str, tuple[MigDevice, Gpu]]:
         """Return the MIG devices by UUID, in the order of the GPUs."""
@@ -107,7 +113,15 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
         for uuid in sorted(ids):
             if refusal := obstacle(self.resource, uuid, members[uuid][1].health, elsewhere):
                 raise refusal
+            if self._lacks_nodes(*members[uuid]):
+                raise Refused(f"{self.resource}: {uuid}: {NO_NODES}")
         return [members[uuid] for uuid in members if uuid in ids]
+
+
+def _without_nodes(of_gpu: Health) -> Health:
+    """The health of a MIG device that no container can have, on a GPU with this health."""
+    state = of_gpu.state if not of_gpu.allocatable else State.UNHEALTHY
+    return Health(state, (*of_gpu.reasons, Reason("mig_nodes_missing", NO_NODES)), allocatable=False)
 
 
 class MigPlaces(gpu_access.GpuKind, frozen=True, kw_only=True):

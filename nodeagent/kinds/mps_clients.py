@@ -16,6 +16,8 @@ MPS_FOLDER = "mps"
 SHARED_MEMORY = "/dev/shm/nodeagent-mps"  # noqa: S108 - part of the host's tmpfs, that of the daemons
 """The folder of the host that the daemons and their clients have as /dev/shm."""
 
+NO_DAEMON = "it has no MPS daemon yet: `nodeagent mps` starts it (overlays/gpu-mps)"
+
 
 class MpsShares(msgspec.Struct, frozen=True):
     """``folder`` is that of the daemons on the host. ``clients``: containers per GPU. ``by_share``: a container may use
@@ -30,7 +32,7 @@ def mps_health(gpu: Gpu, snapshot: Snapshot) -> Health:
     """Return the health of the slices of a GPU: without its daemon no program can use them."""
     if not gpu.health.allocatable:
         return gpu.health
-    obstacle = dict(snapshot.mps_obstacles).get(gpu.uuid, "it has no MPS daemon yet")
+    obstacle = dict(snapshot.mps_obstacles).get(gpu.uuid, NO_DAEMON)
     if not obstacle:
         return gpu.health
     return Health(State.UNHEALTHY, (Reason("mps_daemon", obstacle), *gpu.health.reasons), allocatable=False)

@@ -14,6 +14,8 @@ import msgspec
 from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.formats import index_range
 from nodeagent.kinds.resource_settings import (
+    NAME_GPUS,
+    NAME_PFS,
     ExpectSettings,
     GpuMemResource,
     GpuResource,
@@ -140,8 +142,7 @@ def _same_name(resources: Sequence[Placed]) -> Iterator[Conflict]:
 def _no_gpus(resources: Sequence[Placed]) -> Iterator[Conflict]:
     for path, entry in resources:
         if isinstance(entry, GpuResource) and entry.select == GpuSelect():
-            message = "must name the GPUs to offer, by uuids, indexes, pciAddresses or models"
-            yield Conflict(((*path, "select"),), message)
+            yield Conflict(((*path, "select"),), NAME_GPUS)
 
 
 def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
@@ -251,7 +252,7 @@ def _pfs(entry: VfResource) -> VfSelect:
 
 def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Conflict]:
     if entry.select == PfSelect():
-        yield Conflict(((*path, "select"),), 'must name some PFs; pciAddresses: ["*"] names all of them')
+        yield Conflict(((*path, "select"),), NAME_PFS)
     low, high = entry.min_tx_rate_mbps, entry.max_tx_rate_mbps
     if low and high and low > high:
         message = f"{low} is more than maxTxRateMbps, {high}"

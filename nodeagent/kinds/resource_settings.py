@@ -33,6 +33,10 @@ Preferred = Literal["pack", "spread", "nic-affinity"]
 Mode = Literal["devicePlugin", "dra"]
 NO_MODE = {"mode": "kinds gpu-mem, vf and mig have it; device plugins alone offer whole GPUs"}
 OTHER_GPUS = "let the two resources select different GPUs"
+NAME_GPUS = (
+    'must name the GPUs by uuids, indexes, pciAddresses or models; pciAddresses: ["*"] names all of them'
+)
+NAME_PFS = 'must name some PFs; pciAddresses: ["*"] names all of them'
 NO_GPU = "nothing is offered: no GPU is selected"
 
 
@@ -243,7 +247,11 @@ class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gp
     name: Annotated[Name, setting("Name of the resource.")] = "gpu"
     select: Annotated[
         GpuSelect,
-        setting("Which GPUs; at least one list is required.", extra_json_schema={"minProperties": 1}),
+        setting(
+            'Which GPUs; at least one list is required. pciAddresses: ["*"] selects all GPUs.',
+            missing=NAME_GPUS,
+            extra_json_schema={"minProperties": 1},
+        ),
     ]
     device_list_strategy: Annotated[Strategy, setting("As for gpu-mem.")] = "cdi"
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
@@ -308,6 +316,7 @@ class VfsEntry(Settings, frozen=True, kw_only=True):
         PfSelect,
         setting(
             'Which PFs; at least one list is required. pciAddresses: ["*"] selects all PFs.',
+            missing=NAME_PFS,
             extra_json_schema={"minProperties": 1},
         ),
     ]

@@ -136,7 +136,7 @@ class VfPool(DeviceKind, frozen=True):
         """
         pfs = [function for function in snapshot.functions if function.pci_address in self.pfs]
         functions = (*pfs, *self._vfs(snapshot).values())
-        seen = (it for it in functions if it.rdma is not None and it.vdpa is None and not _is_vfio(it))
+        seen = (it for it in functions if it.rdma is not None and it.vdpa is None and not it.by_vfio)
         return tuple(dict.fromkeys(node for function in seen for node in self._nodes(function)))
 
     def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
@@ -146,7 +146,7 @@ class VfPool(DeviceKind, frozen=True):
         edits = {
             name: ContainerEdits(device_nodes=tuple(nodes))
             for name, vf in self._vfs(snapshot).items()
-            if self._suits(vf) and (nodes := self._nodes(vf)) and not (_is_vfio(vf) and vf.vfio_group is None)
+            if self._suits(vf) and (nodes := self._nodes(vf)) and not (vf.by_vfio and vf.vfio_group is None)
         }
         return {VF_KIND: CdiDevices(edits)}
 
@@ -174,11 +174,11 @@ class VfPool(DeviceKind, frozen=True):
         match self.vf_driver:
             case "netdevice":
                 # Not by its netdev, which is in the network namespace of the pod that holds the VF.
-                return vf.driver is not None and not _is_vfio(vf) and vf.vdpa is None
+                return vf.driver is not None and not vf.by_vfio and vf.vdpa is None
             case "rdma":
                 return vf.rdma is not None and vf.vdpa is None
             case "vfio-pci":
-                return _is_vfio(vf)
+                return vf.by_vfio
             case "any":
                 return True
 
@@ -216,7 +216,7 @@ class VfPool(DeviceKind, frozen=True):
             reason = "lacks its RDMA device, which may still be in the namespace of an earlier pod"
         elif not self._suits(vf):
             reason = f"is bound to {vf.driver or 'no driver'}; this resource needs {self.vf_driver}"
-        elif _is_vfio(vf) and vf.vfio_group is None:
+        elif vf.by_vfio and vf.vfio_group is None:
             reason = "has no IOMMU group; enable the IOMMU, or the no-IOMMU mode of vfio"
         return Refused(f"{self.resource}: {vf.pci_address} {reason}") if reason else None
 
@@ -224,7 +224,7 @@ class VfPool(DeviceKind, frozen=True):
         paths: list[str] = []
         if vf.vdpa:
             paths.append(vf.vdpa)
-        elif _is_vfio(vf):
+        elif vf.by_vfio:
             # Without an IOMMU the host's node is noiommu-<n>, and programs look for <n>.
             group = f"/dev/vfio/{vf.vfio_group}"
             return [DeviceNode(_VFIO, _VFIO), DeviceNode(group, _vfio_group(vf)), *self._vhost_nodes()]
@@ -241,7 +241,7 @@ class VfPool(DeviceKind, frozen=True):
         details = {"generic": {"deviceID": vf.pci_address}}
         if vf.vdpa:
             details["vdpa"] = {"mount": vf.vdpa}
-        elif _is_vfio(vf):
+        elif vf.by_vfio:
             details["vfio"] = {"mount": _VFIO, "dev-mount": _vfio_group(vf)}
         elif vf.rdma:
             rdma = {
@@ -261,7 +261,7 @@ class VfPool(DeviceKind, frozen=True):
         content: dict[str, object] = {"type": "pci", "version": _DEVICE_INFO_VERSION}
         if vf.vdpa:
             content |= {"type": "vdpa", "vdpa": {**addresses, "driver": "vhost", "path": vf.vdpa}}
-        elif vf.rdma and not _is_vfio(vf):
+        elif vf.rdma and not vf.by_vfio:
             content["pci"] = {**addresses, "rdma-device": vf.rdma.device}
         else:
             content["pci"] = addresses
@@ -320,14 +320,9 @@ def _index(vf: Function) -> tuple[int, str]:
     return (-1 if vf.vf_index is None else vf.vf_index), vf.pci_address
 
 
-def _is_vfio(vf: Function) -> bool:
-    """Whether it is bound to vfio-pci or to a vendor's variant, such as mlx5_vfio_pci."""
-    return vf.driver is not None and vf.driver.replace("_", "-").endswith("vfio-pci")
-
-
 def _is_without_rdma(vf: Function) -> bool:
     """Whether it has a network driver and no RDMA device in this namespace."""
-    return vf.driver is not None and vf.rdma is None and vf.vdpa is None and not _is_vfio(vf)
+    return vf.driver is not None and vf.rdma is None and vf.vdpa is None and not vf.by_vfio
 
 
 def _is_uio(vf: Function) -> bool:

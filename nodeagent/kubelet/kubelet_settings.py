@@ -26,8 +26,7 @@ class CdiSettings(Settings, frozen=True, kw_only=True):
     directory: Annotated[
         AbsolutePath,
         setting(
-            "Absolute path of the directory for the agent's CDI spec. The container runtime must read this "
-            "directory."
+            "Absolute path of the host: the directory for the agent's CDI spec. The container runtime must read it."
         ),
     ] = "/var/run/cdi"
     device_metadata: Annotated[

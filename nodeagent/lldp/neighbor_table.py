@@ -8,6 +8,9 @@
   longest time, and of equal ones the one that was there first. A switch sends without end, so no later sender takes
   its place, however many frames it forges. It is the first of its link in ``neighbors()``; NodeLinks and `nodeagent
   neighbors` both show this one.
+* Of two live neighbors one whose frames are untagged comes before one of a VLAN, although that one was there first: a
+  switch port sends untagged, and its subinterfaces may send with the tags and names of their own (orb-agent#245). A
+  subinterface is no contender beside the port of its switch.
 * Time counts up to ``SENIOR_S``, and only that between frames; after the last frame no more than the longest pause
   before: a long TTL proves nothing. The table keeps the time of up to ``PAST_MAX`` removed neighbors for ``PAST_S``.
   So a switch that was away while others sent on its link is the neighbor again with its first frame, or after
@@ -122,6 +125,7 @@ class NeighborEntry:
     and ``pause_s`` is the longest time between two frames. ``place`` counts the neighbors of the link in the order in
     which they came. ``hidden``: it took the place of another, and is no fact before its second frame.
     ``shut``: stale by a shutdown frame, and its TTL has not passed. ``outlived``: it has sent again after one.
+    ``tagged``: all its frames were of a VLAN.
     """
 
     neighbor: Neighbor
@@ -138,15 +142,16 @@ class NeighborEntry:
     hidden: bool = False
     shut: bool = False
     outlived: bool = False
+    tagged: bool = False
 
-    def seniority(self, now: float) -> tuple[int, float, int]:
+    def seniority(self, now: float) -> tuple[int, bool, float, int]:
         """The neighbor with the highest is *the* neighbor of the link."""
         if not self.neighbor.confirmed:
-            return (0, 0.0, -self.place)
+            return (0, not self.tagged, 0.0, -self.place)
         if self.neighbor.stale and not self.shut:
-            return (1, self.live_s, -self.place)
+            return (1, not self.tagged, self.live_s, -self.place)
         live_s = self.live_s + min(now - self.last_received, self.pause_s)
-        return (2, min(SENIOR_S, live_s), -self.place)
+        return (2, not self.tagged, min(SENIOR_S, live_s), -self.place)
 
     @property
     def worth(self) -> tuple[int, float, int]:
@@ -244,12 +249,13 @@ class NeighborTable:
         self._due = float("inf")
         self._facts: tuple[int, tuple[Neighbor, ...]] = (0, ())
 
-    def receive(self, link: str, frame: bytes, now: float) -> FrameOutcome:
-        """Process an Ethernet frame that was received on a link."""
+    def receive(self, link: str, frame: bytes, now: float, *, tagged: bool = False) -> FrameOutcome:
+        """Process an Ethernet frame that was received on a link. ``tagged``: it is of a VLAN, and the kernel has
+        stripped the tag."""
         table = self._links.get(link)
         if table is None:
             table = self._links[link] = _LinkTable(budget_at=now)
-        outcome = self._receive(link, table, frame, now)
+        outcome = self._receive(link, table, frame, now, tagged=tagged)
         table.counts[outcome] += 1
         return outcome
 
@@ -342,10 +348,13 @@ class NeighborTable:
         table = self._links.get(link)
         return None if table is None else table.error
 
-    def _receive(self, link: str, table: _LinkTable, frame: bytes, now: float) -> FrameOutcome:
+    def _receive(
+        self, link: str, table: _LinkTable, frame: bytes, now: float, *, tagged: bool
+    ) -> FrameOutcome:
         entry = table.frames.get(frame)
         if entry is not None:
             table.error = None
+            entry.tagged = entry.tagged and (tagged or any(parse_frame(frame).vlans))
             self._refresh(table, entry, now)
             return FrameOutcome.REFRESHED
         if not table.take_decode(now):
@@ -359,6 +368,7 @@ class NeighborTable:
         table.error = None
         if self.own.sent(parsed.source, pdu):
             return FrameOutcome.OWN
+        tagged = tagged or any(parsed.vlans)
         source = parsed.source or b""
         if pdu.ttl == 0:
             self._shut_down(table, pdu, source, now)
@@ -368,7 +378,7 @@ class NeighborTable:
         entry = table.entries.get(sender)
         ttl_s = min(float(pdu.ttl), self._ttl_max_s)
         if entry is None:
-            new = NeighborEntry(neighbor, pdu, frame, now, now, expires=now, ttl_s=ttl_s)
+            new = NeighborEntry(neighbor, pdu, frame, now, now, expires=now, ttl_s=ttl_s, tagged=tagged)
             return self._admit(table, sender, new, now)
         before = entry.neighbor
         neighbor = replace(
@@ -381,6 +391,7 @@ class NeighborTable:
             entry.neighbor = neighbor
             self.revision += 1
         entry.pdu, entry.frame, entry.ttl_s = pdu, frame, ttl_s
+        entry.tagged = entry.tagged and tagged
         self._refresh(table, entry, now)
         return FrameOutcome.CHANGED if changed else FrameOutcome.REFRESHED
 
@@ -438,15 +449,16 @@ class NeighborTable:
         if not alone:
             self._sweep(table, now)
             if entry is table.senior is senior:
-                self._note_contenders(table, before)
+                self._note_contenders(table, entry, before)
 
-    def _note_contenders(self, table: _LinkTable, since: float) -> None:
+    def _note_contenders(self, table: _LinkTable, senior: NeighborEntry, since: float) -> None:
         """The link's neighbor has sent again, for the first time ``since``: those between its two frames contend."""
         for entry in table.entries.values():
             neighbor = entry.neighbor
-            if entry is table.senior or neighbor.stale or neighbor.contender or not neighbor.confirmed:
+            if entry is senior or neighbor.stale or neighbor.contender or not neighbor.confirmed:
                 continue
-            if entry.last_received >= since:
+            subinterface = entry.tagged and neighbor.chassis_id == senior.neighbor.chassis_id
+            if entry.last_received >= since and not (subinterface and not senior.tagged):
                 entry.neighbor = replace(neighbor, contender=True)
                 self.revision += 1
 

@@ -18,6 +18,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from nodeagent.facts.model import Function, Neighbor, Remark
 from nodeagent.host.clock import boottime
@@ -270,7 +271,7 @@ class LldpReceiver:
                 log.warning("Cannot receive LLDP on a link. link=%s reason=%r", link.name, str(result))
             link.error = str(result)
             return
-        link.socket = LldpSocket(ifindex, result, lambda frame: self._receive(link, frame), self.rescan.set)
+        link.socket = LldpSocket(ifindex, result, partial(self._receive, link), self.rescan.set)
         link.enslaved, link.error = enslaved, None
         if link.away_at is not None:
             log.info("Netdev of a link is back. link=%s", link.name)
@@ -303,11 +304,11 @@ class LldpReceiver:
         """Process a frame with two VLAN tags. The socket of an enslaved netdev receives them itself."""
         link = self.links.get(netdev)
         if link is not None and link.socket is not None and not link.enslaved:
-            self._receive(link, frame)
+            self._receive(link, frame, tagged=True)
 
-    def _receive(self, link: ReceivingLink, frame: bytes) -> None:
+    def _receive(self, link: ReceivingLink, frame: bytes, tagged: bool) -> None:
         now = self._loop.time()
-        outcome = self.table.receive(link.name, frame, now)
+        outcome = self.table.receive(link.name, frame, now, tagged=tagged)
         if outcome in _VALID:
             link.received_at = now
             if outcome is FrameOutcome.NEW and self._sender is not None:

@@ -78,8 +78,8 @@ class InfinibandSettings(Settings, frozen=True, kw_only=True):
     node_names: Annotated[
         AbsolutePath | None,
         setting(
-            "File with names of switches by GUID, in the form of opensm's node-name-map: lines such as "
-            '0xb83fd20300aa0000 "su1-leaf0". For switches that have only the name of their model.'
+            "File of the agent's container with names of switches by GUID, in the form of opensm's node-name-map: "
+            'lines such as 0xb83fd20300aa0000 "su1-leaf0". For switches that have only the name of their model.'
         ),
     ] = None
 

@@ -85,6 +85,8 @@ class PageSources(NamedTuple):
     claims: Callable[[], ClaimFigures | None] = lambda: None
     unwritable_state: Callable[[], tuple[UnwritableMemory, ...]] = tuple
     """The files of the state folder that cannot be written."""
+    lost_history: Callable[[], str | None] = lambda: None
+    """Why a restart loses the changes although ``history.file`` names a file."""
     pools: Callable[[], tuple[PoolStatus, ...]] = tuple
     """The devices that claims allocate."""
 
@@ -252,6 +254,8 @@ class Pages:
         lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
         if state := self._sources.unwritable_state():
             lines.append(unwritable_remark(state))
+        if (lost := self._sources.lost_history()) is not None:
+            lines.append(lost)
         lines += self._sources.cluster_remarks()
         if fault := self._sources.configuration_fault():
             lines.append(f"configuration: refused, the running one stays: {fault}")

@@ -14,32 +14,39 @@ WebAddress = Annotated[
 ]
 
 
+FILE_NAME = "history.json"
+"""The name for the file of the changes that pages and messages show."""
+
+
 class AccessSettings(Settings, frozen=True, kw_only=True):
     """The access to a web server, and whether it has pages for people."""
 
     certificate_file: Annotated[
         AbsolutePath | None,
         setting(
-            "Serve TLS with this certificate: a PEM file with the whole chain. The file is read again every "
-            "10 s; a file that is missing, incomplete or expired does not replace the certificate in use. "
+            "Serve TLS with this certificate: a PEM file of the container with the whole chain. The file is read again "
+            "every 10 s; a file that is missing, incomplete or expired does not replace the certificate in use. "
             "null: no TLS."
         ),
     ] = None
     key_file: Annotated[
         AbsolutePath | None,
-        setting("Path of the certificate's private key; null: certificateFile holds the key too."),
+        setting(
+            "Path in the container of the certificate's private key; null: certificateFile holds the key too."
+        ),
     ] = None
     client_ca_file: Annotated[
         AbsolutePath | None,
         setting(
-            "Require a client certificate signed by a CA in this file (mTLS); null: no client certificate."
+            "Require a client certificate signed by a CA in this file of the container (mTLS); null: no client "
+            "certificate."
         ),
     ] = None
     token_file: Annotated[
         AbsolutePath | None,
         setting(
-            "Require a bearer token from this file, one token on a line, so that two are valid during an "
-            "exchange; null: no token."
+            "Require a bearer token from this file of the container, one token on a line, so that two are valid during "
+            "an exchange; null: no token."
         ),
     ] = None
     probes_open: Annotated[
@@ -86,17 +93,56 @@ class AccessSettings(Settings, frozen=True, kw_only=True):
         return any((self.certificate_file, self.client_ca_file, self.token_file))
 
 
+StateFileName = Annotated[
+    str,
+    formats.form(
+        r"/[^\x00-\x1f]*|[A-Za-z0-9][A-Za-z0-9_.-]*",
+        "a name such as history.json, below health.stateDirectory, or an absolute path",
+        at_most=4095,
+    ),
+]
+OWN_NAMES = (
+    "agent.sock", "claims", "cordons.json", "cordons.json.broken", "gpus.json", "health.json", "infiniband.json", "mps",
+    "neighbors.json", "rails.json", "requests.json", "slices.json",
+)  # fmt: skip
+"""The other files and folders of the agent in its state folder."""
+
+
+class AgentHistorySettings(Settings, frozen=True, kw_only=True):
+    """The newest 1,000 changes of a node, for `nodeagent history` and the node page."""
+
+    file: Annotated[
+        StateFileName | None,
+        setting(
+            "File that keeps the newest 1,000 changes over a restart: a name, such as history.json, in "
+            "health.stateDirectory; or an absolute path of the agent's container, whose folder must be a volume. null: "
+            "a restart loses them. It is written at most every 30 s."
+        ),
+    ] = None
+
+
 class HistorySettings(Settings, frozen=True, kw_only=True):
-    """The newest changes, for `nodeagent history` and the pages: 1,000 in an agent, 100,000 in a controller."""
+    """The newest 100,000 changes of a fabric, for `nodeagent history` and the fabric map."""
 
     file: Annotated[
         AbsolutePath | None,
         setting(
-            "Absolute path of a file that keeps the newest changes over a restart, 1,000 of an agent and 10,000 of a "
-            "controller; null: they are lost then. "
-            "Its folder must be a volume of the pod. It is written at most every 30 s."
+            "Absolute path of a file of the controller's container that keeps the newest 10,000 changes over a "
+            "restart; null: they are lost then. Its folder must be a volume of the pod. It is written at most every "
+            "30 s."
         ),
     ] = None
+
+
+def history_conflicts(history: AgentHistorySettings, state_directory: str) -> Iterator[Conflict]:
+    """The file of the history in the place of another file of the agent."""
+    folder, _, name = (history.file or "").rpartition("/")
+    # An absolute path is one of the container: the state folder is there below a prefix such as /host.
+    if name in OWN_NAMES and (not folder or folder.endswith(state_directory.rstrip("/"))):
+        yield Conflict(
+            (("history", "file"), ("health", "stateDirectory")),
+            f"the agent has another file of this name in its state folder; write {FILE_NAME}",
+        )
 
 
 class WebSettings(AccessSettings, frozen=True, kw_only=True):

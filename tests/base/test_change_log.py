@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from nodeagent.base import kept_changes
 from nodeagent.base.change_log import TEXT_MAX, TEXTS_MAX, Change, ChangeLog, changes_since
-from nodeagent.base.kept_changes import FILE_BYTES, FORM, KEPT_MAX, ChangesFile, keep_changes, kept
+from nodeagent.base.kept_changes import (
+    FILE_BYTES,
+    FORM,
+    KEPT_MAX,
+    ChangesFile,
+    ChangesKeeper,
+    kept,
+    lost_because,
+    mount_point,
+)
 
 TEXTS = st.text(max_size=TEXT_MAX * 3)
 CHANGES = st.builds(
@@ -94,7 +103,7 @@ async def test_the_file_outlives_a_restart_and_is_written_seldom(tmp_path: Path)
     path = tmp_path / "kept.json"
     log = ChangeLog(3)
     log.add([change(1.0)])
-    keeping = asyncio.create_task(keep_changes(log, path))
+    keeping = asyncio.create_task(ChangesKeeper(str(path)).keep(log))
     await asyncio.sleep(kept_changes.GAP_S / 2)
     assert not path.exists()
     await asyncio.sleep(kept_changes.GAP_S)
@@ -105,7 +114,7 @@ async def test_the_file_outlives_a_restart_and_is_written_seldom(tmp_path: Path)
         await keeping
     again = ChangeLog(3)
     again.add([change(4.0)])  # before the file is read
-    keeping = asyncio.create_task(keep_changes(again, path))
+    keeping = asyncio.create_task(ChangesKeeper(str(path)).keep(again))
     await asyncio.sleep(1)
     assert [it.at for it in again.changes] == [2.0, 3.0, 4.0]
     keeping.cancel()
@@ -122,10 +131,47 @@ async def test_a_bad_or_other_file_costs_the_older_changes_alone(text: str, tmp_
     path.write_text(text)
     log = ChangeLog(3)
     log.add([change(4.0)])
-    keeping = asyncio.create_task(keep_changes(log, path))
+    keeping = asyncio.create_task(ChangesKeeper(str(path)).keep(log))
     await asyncio.sleep(1)
     assert [it.at for it in log.changes] == [4.0]
     keeping.cancel()
     with suppress(asyncio.CancelledError):
         await keeping
     assert [it.at for it in FORM.decode(path.read_bytes()).changes] == [4.0]
+
+
+MOUNTS = """\
+1 0 0:1 / / ro - overlay overlay rw
+2 1 0:2 / /host/var/lib/nodeagent rw - ext4 /dev/a rw
+3 1 0:3 / /mnt/with\\040space rw - ext4 /dev/b rw
+4 1 0:4 / /var/lib rw - tmpfs t rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "point"),
+    [
+        ("/", "/"),
+        ("/host/var/lib", "/"),
+        ("/host/var/lib/nodeagent-2", "/"),
+        ("/host/var/lib/nodeagent/a/b", "/host/var/lib/nodeagent"),
+        ("/mnt/with space", "/mnt/with space"),
+        ("/var/lib", "/var/lib"),
+    ],
+)
+def test_the_mount_of_a_folder_is_the_deepest_one_above_it(folder: str, point: str) -> None:
+    assert mount_point(Path(folder), MOUNTS) == point
+
+
+def test_a_path_is_lost_whose_folder_takes_no_files_or_ends_with_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "mounts").write_text("1 0 0:1 / / rw - overlay overlay rw\n")
+    monkeypatch.setattr(kept_changes, "_MOUNTS", tmp_path / "mounts")
+    assert lost_because(tmp_path / "file/kept.json", in_pod=False) == f"{tmp_path}/file is not a directory"
+    assert lost_because(tmp_path / "new/deep/kept.json", in_pod=False) is None
+    assert lost_because(tmp_path / "new/kept.json", in_pod=True) == "its folder is on no volume of the pod"
+    with (tmp_path / "mounts").open("a") as mounts:
+        mounts.write(f"2 1 0:2 / {tmp_path} rw - ext4 /dev/a rw\n")
+    assert lost_because(tmp_path / "new/kept.json", in_pod=True) is None

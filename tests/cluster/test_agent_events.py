@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,15 @@ from nodeagent.base.backoff import Backoff, RateLimit
 from nodeagent.cluster import event_writer
 from nodeagent.cluster.agent_events import AgentEvents, device_notices, limit_notices, unknown_devices
 from nodeagent.cluster.deliveries import Deliveries
-from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, Notice, NoticeLedger
+from nodeagent.cluster.event_writer import (
+    BURST,
+    HOURLY_S,
+    PER_S,
+    EventTarget,
+    Notice,
+    NoticeBoard,
+    NoticeLedger,
+)
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import ContainerLimit, Holding, StaleSource
 from nodeagent.host.sysfs import Tree
@@ -25,6 +35,7 @@ from tests.support.cluster_node import (
     DOWN,
     GPU_LOST,
     GPU_UNKNOWN,
+    HELD,
     MISCABLED,
     UNKNOWN,
     WARNED,
@@ -268,6 +279,50 @@ async def test_events_of_an_outage_are_written_after_it(server, client, running,
     running(events.run())
     await server.until(lambda: server.objects("events"))
     assert [record.message for record in caplog.records if "do not reach" in record.message][1:] == []
+
+
+@pytest.mark.parametrize("how", ["hang", "500"])
+async def test_a_fault_that_came_and_went_during_one_call_of_an_outage_is_written_with_its_end(
+    server, client, running, how
+):
+    """The call of the first Event does not return while an XID comes and goes; the pod's UID is not known either."""
+    server.fail(how, times=None, resource="events")
+    server.fail(how, times=None, resource="pods")
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN], [None], holdings=()))
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
+    await asyncio.sleep(1)
+    publish(inventory, snapshot([DOWN], [None], holdings=HELD[:1]))
+    await asyncio.sleep(1)
+    began = time.time()
+    publish(inventory, snapshot([DOWN], [GPU_LOST], holdings=HELD[:1]))
+    await asyncio.sleep(1)
+    publish(inventory, snapshot([DOWN], [None], holdings=HELD[:1]))
+    await asyncio.sleep(400)
+    assert not server.objects("events")
+    server.heal()
+    wanted = {
+        ("Node", "LinkCarrierDown"), ("Node", "GpuXid"), ("Node", "Recovered"),
+        ("Pod", "DeviceFailed"), ("Pod", "Recovered"),
+    }  # fmt: skip
+
+    def told():
+        return {(one["involvedObject"]["kind"], one["reason"]) for one in server.objects("events")}
+
+    await server.until(lambda: told() == wanted, 1200)
+    for one in server.objects("events"):
+        assert one["count"] == 1
+        if one["reason"] in ("GpuXid", "DeviceFailed"):
+            assert abs(datetime.fromisoformat(one["firstTimestamp"]).timestamp() - began) <= 2
+
+
+async def test_a_long_outage_keeps_the_newest_events_alone(monkeypatch):
+    monkeypatch.setattr(event_writer, "RECORDS_MAX", 5)
+    board = NoticeBoard()
+    for number in range(50):
+        board.post("a", replace(FAULT, about=str(number)))
+    assert [one.about for one in board.take()] == ["45", "46", "47", "48", "49"]
+    assert [one.about for one in board.take()] == ["49"]
 
 
 async def test_a_deleted_namespace_does_not_block_other_events(server, client, running):

@@ -24,6 +24,7 @@ from nodeagent.commands.completion import PAGE, parsers
 from nodeagent.commands.controller import _lease
 from nodeagent.commands.options import Add, common_options, config_option, seconds
 from nodeagent_lab.sim.machine import Machine
+from tests.support import golden
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.waiting import Lines
 
@@ -45,13 +46,6 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("machine") / "dgx"
     Machine.load("dgx-h100").write(root)
     return root
-
-
-def compare(name: str, text: str) -> None:
-    path = GOLDEN / name
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        path.write_text(text)
-    assert text == path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -102,9 +96,10 @@ def test_a_stdout_without_unicode_gets_escapes_and_the_verb_succeeds() -> None:
     assert b"\\u2265 2500 points" in done.stdout
 
 
+@pytest.mark.golden("tests/golden/scan-dgx-h100.txt")
 def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", "--root", str(dgx)]) == 0
-    compare("scan-dgx-h100.txt", capsys.readouterr().out)
+    golden.same(GOLDEN / "scan-dgx-h100.txt", capsys.readouterr().out)
 
 
 def test_a_scan_on_a_narrow_terminal_shortens_uuids_to_unique_prefixes(dgx: Path) -> None:
@@ -318,12 +313,10 @@ def test_the_level_of_the_log_is_the_one_of_the_option(
             assert logging.getLogger().level == getattr(logging, (level or "warning").upper())
 
 
+@pytest.mark.golden("nodeagent/commands/nodeagent.1")
 def test_the_manual_page_is_that_of_the_declared_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    page = manual_page()
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        PAGE.write_text(page)
-    assert PAGE.read_text() == page, "make golden, and look at what changed"
+    golden.same(PAGE, manual_page())
 
 
 def test_the_manual_page_has_every_verb_and_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.simulated_fabric import Fabric
 from nodeagent_tools.plan.topology_picture import fold
+from tests.support import golden
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.needs import which
 from tests.support.waiting import LIMIT_S
@@ -159,15 +160,13 @@ def test_too_few_nodes_are_an_error():
     assert done.stderr == "nodeagent: 3 nodes are too few or too many for the demo: give --nodes 4 to 2048\n"
 
 
+@pytest.mark.golden("docs/samples/nodelinks.yaml")
 def test_the_reports_of_a_fabric_are_written_for_plan(tmp_path: Path, capsys):
     assert main(["demo", "--nodes", "8", "--write", str(tmp_path / "new")]) == 0
     file = tmp_path / "new/nodelinks.yaml"
     assert f"Next: nodeagent plan --from {file}" in capsys.readouterr().out
     sample = Path(__file__).parents[2] / "docs/samples/nodelinks.yaml"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        sample.parent.mkdir(exist_ok=True)
-        sample.write_text(file.read_text())
-    assert file.read_text() == sample.read_text()
+    golden.same(sample, file.read_text())
     assert main(["plan", "--json", "--from", str(file)]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert sum(hypernode["spec"]["tier"] == 1 for hypernode in plan["hypernodes"]) == 2

@@ -24,6 +24,7 @@ from nodeagent_lab.sim.machine import Machine
 from tests.commands.test_cabling import hall, write
 from tests.commands.test_maintain import cluster, work
 from tests.health.test_cordons import node_without_agent
+from tests.support import golden
 from tests.support.manifests import DAEMONSET, ROOT
 
 VFS = (
@@ -171,13 +172,9 @@ def test_the_manual_and_the_help_have_the_table(capsys: pytest.CaptureFixture[st
     assert "exit codes:" in capsys.readouterr().out
 
 
+@pytest.mark.golden("docs/reference/exit-codes.md")
 def test_the_reference_has_the_table() -> None:
-    page = ROOT / "docs/reference/exit-codes.md"
-    before, start, _ = page.read_text().partition("```\n")
-    text = f"{before}{start}{table()}\n```\n"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        page.write_text(text)
-    assert page.read_text() == text
+    golden.same_between(ROOT / "docs/reference/exit-codes.md", "```\n", "```\n", f"{table()}\n")
 
 
 # --- a reader of stdout that has gone ---------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from nodeagent_tools.plan.preview import Preview, make_objects, make_preview
 from tests.commands.test_cabling import write
 from tests.commands.test_plan_live import kubeconfig, serving
 from tests.commands.test_trouble import NOW, down
-from tests.support import job_pods
+from tests.support import golden, job_pods
 from tests.support.halls import Hall
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fabric-job.txt"
@@ -116,12 +115,11 @@ def lines(made: Preview, name: str, width: int | None = None) -> list[str]:
     return [*job.as_lines(*job.described(made, jobs, job.chosen(jobs, name, None)), NOW, Screen(width))]
 
 
+@pytest.mark.golden("tests/golden/fabric-job.txt")
 def test_the_page_of_a_job_fits_80_columns_and_is_as_before(tmp_path: Path) -> None:
     shown = lines(preview(*troubled(), tmp_path), "llama", 80)
     assert [line for line in shown if len(line) > 80] == []
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        GOLDEN.write_text("\n".join(shown) + "\n")
-    assert "\n".join(shown) + "\n" == GOLDEN.read_text()
+    golden.same(GOLDEN, "\n".join(shown) + "\n")
 
 
 def test_a_job_without_a_fault_has_no_trouble_though_another_has(tmp_path: Path) -> None:

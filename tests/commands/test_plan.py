@@ -20,6 +20,7 @@ from nodeagent.cli import main
 from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
 from tests.commands.test_cabling import hall, write
 from tests.commands.test_trouble import down
+from tests.support import golden
 from tests.support.fabrics import Cables, End, links, rails, single
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -63,13 +64,6 @@ def timeless(text: str) -> str:
     return re.sub(r'^  "(time|source)": "(.*)",$', r'  "\1": "…",', text, flags=re.MULTILINE)
 
 
-def golden(name: str, said: str) -> None:
-    path = GOLDEN / name
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        path.write_text(said)
-    assert said == path.read_text()
-
-
 FORMS = {
     "plan.txt": ("plan",),
     "plan.json": ("plan", "--json"),
@@ -87,8 +81,10 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.golden("tests/golden/fabric-*")
 def test_whole_answers(name: str, reports: Path, fabric: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    golden(f"fabric-{name}", says(capsys, *FORMS[name], "--from", reports, "--fabric", fabric))
+    said = says(capsys, *FORMS[name], "--from", reports, "--fabric", fabric)
+    golden.same(GOLDEN / f"fabric-{name}", said)
 
 
 @pytest.mark.parametrize("name", ["single-rail-2leaf-4node", "rail-optimised-2su"])

@@ -1,4 +1,4 @@
-"""`nodeagent scan` lists the devices that claims allocate."""
+"""`nodeagent scan` lists the devices that claims allocate, and why devices of a resource are not healthy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from nodeagent.agent_config import load
 from nodeagent.commands.running_sources import view_of
 from nodeagent.commands.scan.listing import as_json, as_table
+from nodeagent.facts.model import Snapshot
 from nodeagent.offering.offer import Offer
 from nodeagent.web.machine_view import MachineView
 from tests.dra.test_published_pools import CONFIG
-from tests.support.kind_machines import dgx
+from tests.support.kind_machines import SICK, dgx
 from tests.support.mig_driver import MigDriver
 
 VIEW = view_of(Offer(load(CONFIG, name="test")), dgx())
@@ -51,3 +52,29 @@ def test_the_places_of_a_mig_profile_are_one_row_of_the_table_and_all_in_the_jso
     assert "9984Mi" in part
     assert "Mi VFs" not in part
     assert sum(it["pool"] == "mig" for it in json.loads(as_json(divided))["by_claim"]) == 25
+
+
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+
+
+def reasons(config: str, facts: Snapshot) -> list[str]:
+    shown = as_table(view_of(Offer(load(HEAD + config, name="test")), facts))
+    return [line.strip() for line in shown.partition("REASONS\n")[2].splitlines()]
+
+
+def test_the_reason_of_devices_that_lack_more_than_their_gpu_is_shown() -> None:
+    mps = "resources: [{kind: gpu-mem, sliceMiB: 40000, enforcement: mps, mode: devicePlugin}]\n"
+    lacking = [line for line in reasons(mps, dgx()) if "mps_daemon" in line]
+    assert lacking == [
+        "gpu-mem: 16 of 16 devices unhealthy: mps_daemon: it has no MPS daemon yet: `nodeagent mps` starts it "
+        "(overlays/gpu-mps)"
+    ]
+    first, *rest = dgx().gpus
+    works = tuple((gpu.uuid, "") for gpu in rest)
+    broken = replace(dgx(), mps_obstacles=((first.uuid, "the daemon does not answer"), *works))
+    assert [line for line in reasons(mps, broken) if "mps_daemon" in line] == [
+        "gpu-mem: 2 of 16 devices unhealthy: mps_daemon: the daemon does not answer"
+    ]
+    sick = replace(dgx(), gpus=(replace(first, health=SICK), *rest))
+    (line,) = (it for it in reasons("resources: [{kind: gpu-mem}]\n", sick) if "XID 79" in it)
+    assert line.startswith("GPU0 "), "the fault of a GPU is said once"

@@ -85,7 +85,14 @@ async def test_a_vf_without_a_guid_is_withheld_and_named_until_vfs_apply_gives_i
     view = await scan_once(config(), root)
     assert [len(devices) for _, devices in view.resources] == [2, 2]
     assert not any(one.health.allocatable for _, devices in view.resources for one in devices)
-    assert f"VF {PF[:-1]}1 has no GUID and reaches no peer; set guid under vfs" in as_table(view)
+    (line,) = (line for line in as_table(view).splitlines() if f"{PF}: " in line)
+    assert line.endswith(
+        f"{PF}: 2 VFs down: guid_missing: VF {PF[:-1]}1 has no GUID and reaches no peer; set `guid: auto` under vfs "
+        "and run `nodeagent vfs apply`; 1 more like it"
+    )
+    before = apply.as_table(await asyncio.to_thread(apply.show, config(), root)).splitlines()
+    guids_shown = [row.split()[5] for row in before if f" {PF[:-1]}" in row and row.split()[1] in "01"]
+    assert guids_shown == ["none", "none"]
     assert (await found(root))["vf_guid_missing"].startswith("4 VFs without a GUID: ")
     first = await applied(root)
     assert first.good, first
@@ -105,6 +112,8 @@ async def test_a_vf_without_a_guid_is_withheld_and_named_until_vfs_apply_gives_i
     assert await found(root) == {}
     again = await applied(root)
     assert [pf.state for pf in again.pfs] == ["unchanged", "unchanged"]
+    table = apply.as_table(again)
+    assert [guid for guid in guids(root) if str(guid) not in table] == []
 
 
 def test_new_vfs_get_their_guids_in_the_same_run(root: Path, machine: Machine) -> None:

@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 
 from nodeagent.commands.watch_screen import matching
+from tests.support import golden
 from tests.support.needs import which
 from tests.support.waiting import until
 
@@ -87,6 +88,7 @@ pytestmark = pytest.mark.needs("tmux")
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+@pytest.mark.golden("docs/samples/health-*.txt")
 def test_health_with_faults_fits_the_terminal_and_cuts_nothing(width: int, height: int) -> None:
     for terminal in _terminal(width, height):
         shown = terminal.screen(shows="q: end")
@@ -94,9 +96,7 @@ def test_health_with_faults_fits_the_terminal_and_cuts_nothing(width: int, heigh
         assert all(len(line) <= width for line in lines)
         assert lines[2].split()[:2] == ["GPU2", "-"], "a fault comes first"
         picture = PICTURES / f"health-{width}x{height}.txt"
-        if os.environ.get("NODEAGENT_GOLDEN") == "write":
-            picture.write_text(shown.rstrip() + "\n")
-        assert shown.rstrip() + "\n" == picture.read_text()
+        golden.same(picture, shown.rstrip() + "\n")
 
 
 def test_every_line_is_reached_by_keys(small: Tmux) -> None:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from nodeagent.agent_config import Config, load
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.config.formats import host_port, prefix_complaint
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource, VfResource
+from tests.support import golden
 from tests.support.findings import one_item
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
@@ -44,15 +44,12 @@ def complaints(text: str) -> str:
 
 
 @one_item("title", blocks())
+@pytest.mark.golden("tests/golden/config-faults.txt")
 def test_a_bad_file_is_refused_with_the_exact_text(title: str) -> None:
     text, expected = blocks()[title]
     said = complaints(text)
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        whole = GOLDEN.read_text()
-        before = f"=== {title}\n{text}---->\n"
-        GOLDEN.write_text(whole.replace(before + expected, before + said))
-    else:
-        assert said == expected
+    before = f"=== {title}\n{text}---->\n"
+    golden.update(GOLDEN, lambda whole: whole.replace(before + expected, before + said))
     assert said != "loaded"
 
 

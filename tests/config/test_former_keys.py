@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.topology_file import FabricTopology
 from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.topology.controller_config import FabricConfig
+from tests.support import golden
 from tests.support.findings import one_item
 
 ROOT = Path(__file__).parents[2]
@@ -38,13 +38,15 @@ def present(kind: str) -> set[str]:
     return {f"{kind} {path}" for path in re.findall(r"^\| `([^`]+)`", settings_table(FILES[kind]), re.M)}
 
 
+@pytest.mark.golden("tests/golden/settings-ever.txt")
 def test_every_key_that_ever_was_is_a_setting_or_has_a_row() -> None:
     now = set().union(*map(present, FILES))
-    ever = set(EVER.read_text().splitlines())
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        ever |= now
-        EVER.write_text("".join(f"{line}\n" for line in sorted(ever)))
-    assert now <= ever, "make golden adds the new settings to golden/settings-ever.txt"
+
+    def with_new(text: str) -> str:
+        return "".join(f"{line}\n" for line in sorted({*text.splitlines()} | now))
+
+    golden.update(EVER, with_new)
+    ever = {*EVER.read_text().splitlines()}
     rows = {f"{kind} {path}" for kind, keys in FORMER_KEYS.items() for path in keys}
     gone = ever - now
     assert gone == rows, "give a key that went a row in nodeagent/config/former_keys.py"

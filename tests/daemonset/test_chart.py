@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT / "hack"))
 import chart
 
 from hack.docs import chart_readme
+from tests.support import golden
 from tests.support.findings import one_item
 
 CHART = DAEMONSET / "chart"
@@ -61,11 +62,11 @@ def render_all(values: dict[str, Any] | None = None, namespace: str = "nodeagent
 
 
 @pytest.mark.slow
+@pytest.mark.golden("daemonset/chart/templates/*", "daemonset/chart/files/*", "daemonset/chart/README.md")
 def test_the_templates_are_generated_from_the_kustomization() -> None:
     made = chart.templates(which("kubectl"))
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        for name, text in made.items():
-            (CHART / name).write_text(text)
+    for name, text in made.items():
+        golden.same(CHART / name, text)
     there = {
         str(path.relative_to(CHART))
         for folder in ("templates", "files")
@@ -73,8 +74,6 @@ def test_the_templates_are_generated_from_the_kustomization() -> None:
     }
     there.add("README.md")
     assert there == set(made)
-    for name, text in made.items():
-        assert (CHART / name).read_text() == text, f"{name}: run `make golden`"
 
 
 def text(path: str) -> str:
@@ -441,12 +440,9 @@ def refused(values: dict[str, Any]) -> str:
     return str(error.value)
 
 
+@pytest.mark.golden("daemonset/chart/values.schema.json")
 def test_the_schema_has_the_definitions_of_the_configurations() -> None:
-    file = CHART / "values.schema.json"
-    made = chart.values_schema(file.read_text())
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        file.write_text(made)
-    assert json.loads(file.read_text()) == json.loads(made)
+    golden.update(CHART / "values.schema.json", chart.values_schema)
 
 
 @pytest.mark.parametrize(

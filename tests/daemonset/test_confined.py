@@ -209,3 +209,30 @@ async def test_the_doctor_in_the_pod_reports_nothing_that_the_manifest_withholds
     assert findings["state"]["level"] == findings["folders"]["level"] == "ok"
     assert findings["net_admin_missing"]["level"] == findings["syslog_missing"]["level"] == "note"
     assert "/dev/kmsg" in findings["syslog_missing"]["what"]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("/var/lib/nodeagent/history.json", "mounted read-only"),
+        ("/host/var/lib/nodeagent/history.json", None),
+        ("history.json", None),
+    ],
+)
+async def test_the_doctor_names_a_history_that_ends_with_the_container(
+    base: Path, host: Path, file: str, said: str | None
+) -> None:
+    """A path of the container as the state folder of the host is spelled keeps nothing: the root is read-only."""
+    (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
+    (container,) = spec["containers"]
+    given = {"config": configured(base, "base", f"history: {{file: {file}}}\n"), "token": base / "token"}
+    words = ["doctor", "--root", "/host", "--config", "/etc/nodeagent/nodeagent.yaml", "--json"]
+    line = f"{shlex.join([sys.executable, '-m', 'nodeagent', *words])} >&2; true"
+    async with contained(spec, container | {"command": ["sh", "-c", line]}, host, given) as (process, log):
+        async with asyncio.timeout(60):
+            await process.wait()
+    findings = {one["key"]: one for one in json.loads("\n".join(log))["findings"]}
+    assert ("history_lost" in findings) == (said is not None)
+    if said is not None:
+        assert findings["history_lost"]["level"] == "warn"
+        assert said in findings["history_lost"]["what"]

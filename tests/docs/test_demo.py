@@ -2,18 +2,19 @@
 
 A block between ``<!-- demo: COMMAND -->`` and ``<!-- demo: end -->`` is held against the output of the command. A line
 ``…`` stands for lines left out, and only README.md leaves lines out. Measured times may differ.
-``NODEAGENT_GOLDEN=write`` rewrites docs/reference/demo.md; the excerpt in README.md is edited by hand.
+`make golden` rewrites docs/reference/demo.md; the excerpt in README.md is edited by hand.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import golden
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"<!-- demo: (nodeagent .+?) -->\n```\n(.*?)```\n<!-- demo: end -->", re.S)
@@ -42,15 +43,16 @@ COMMANDS = ("nodeagent demo --once", "nodeagent demo --nodes 64 --once", "nodeag
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.golden("docs/reference/demo.md")
 def test_the_page_shows_all_of_the_output_and_the_readme_lines_of_it_in_this_order(command: str) -> None:
     printed = output(command)
-    page = ROOT / "docs" / "reference" / "demo.md"
-    text = page.read_text()
-    (block,) = (match for match in BLOCK.finditer(text) if match[1] == command)
-    if os.environ.get("NODEAGENT_GOLDEN") == "write" and comparable(block[2]) != comparable(printed):
-        page.write_text(text[: block.start(2)] + printed + text[block.end(2) :])
-        (block,) = (match for match in BLOCK.finditer(page.read_text()) if match[1] == command)
-    assert comparable(block[2]) == comparable(printed)
+
+    def with_output(page: str) -> str:
+        (block,) = (match for match in BLOCK.finditer(page) if match[1] == command)
+        same = comparable(block[2]) == comparable(printed)
+        return page if same else page[: block.start(2)] + printed + page[block.end(2) :]
+
+    golden.update(ROOT / "docs/reference/demo.md", with_output)
     for excerpt in (shown for shown_command, shown in README if shown_command == command):
         left = iter(comparable(printed))
         for line in comparable(excerpt):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from hack.docs.settings import settings_table
 from nodeagent import cli
 from nodeagent.agent_config import Config
 from nodeagent.commands import VERBS, joined
+from tests.support import golden
 from tests.support.findings import one_item
 
 ROOT = Path(__file__).parents[2]
@@ -24,13 +24,10 @@ SETTINGS = ROOT / "docs" / "reference" / "configuration.md"
 TABLE = re.compile(r"(?<=<!-- configuration: begin -->\n).*?(?=<!-- configuration: end -->)", re.S)
 
 
+@pytest.mark.golden("docs/reference/configuration.md")
 def test_the_configuration_table_is_current() -> None:
-    text = SETTINGS.read_text()
-    current = TABLE.sub(lambda _: f"\n{settings_table(Config)}\n", text)
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        SETTINGS.write_text(current)
-    assert TABLE.search(text), "the markers of the table are gone"
-    assert SETTINGS.read_text() == current, "make golden, and look at what changed"
+    table = f"\n{settings_table(Config)}\n"
+    golden.same_between(SETTINGS, "<!-- configuration: begin -->\n", "<!-- configuration: end -->", table)
 
 
 def test_the_first_screen_has_both_pictures_and_the_first_command_shows_the_map() -> None:

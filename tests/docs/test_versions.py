@@ -1,10 +1,12 @@
 """The table of versions in docs/reference/verified.md, which is the matrix of what was tried with what."""
 
-import os
 import re
+
+import pytest
 
 from hack.docs.verified_versions import MARK, Met, marks, page
 from tests.schemas.compare import extracts
+from tests.support import golden
 from tests.support.manifests import ROOT
 
 PATH = ROOT / "docs" / "reference" / "verified.md"
@@ -31,13 +33,11 @@ def rows(text: str) -> list[str]:
     return [line for line in page(PAGE + text, []).splitlines() if line.startswith("| ")][1:]
 
 
+@pytest.mark.golden("docs/reference/verified.md")
 def test_the_table_is_made_from_the_rows_below_it() -> None:
     sources = {(source.repository, source.commit) for _, source in extracts()}
-    made = page(PATH.read_text(), sorted(sources))
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        PATH.write_text(made)
-    assert PATH.read_text() == made, "run `make golden`"
-    assert sum(line.count(" | ") == 3 for line in made.splitlines()) > 60
+    golden.update(PATH, lambda text: page(text, sorted(sources)))
+    assert sum(line.count(" | ") == 3 for line in PATH.read_text().splitlines()) > 60
 
 
 def test_each_counterpart_says_which_version_was_met_how_and_when() -> None:

@@ -440,6 +440,13 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         ),
     ),
     (
+        "warn history_lost",
+        capabilities.findings(
+            capabilities.ProcessRights(lost_history="it is mounted read-only"),
+            config("history: {file: /var/lib/nodeagent/history.json}\n"),
+        ),
+    ),
+    (
         "fix cordons_broken",
         capabilities.findings(
             capabilities.ProcessRights(state=capabilities.StateDirectory("/s", broken_cordons="no JSON")),

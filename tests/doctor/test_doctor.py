@@ -24,11 +24,12 @@ from nodeagent_tools.doctor.capabilities import ProcessRights, StateDirectory
 from nodeagent_tools.doctor.finding import Finding, Level, as_table
 from nodeagent_tools.doctor.kubelet_checks import KubeletFacts
 from nodeagent_tools.doctor.reads import Target
-from tests.commands.test_cli import compare
+from tests.support import golden
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, grow
 
 ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests/golden"
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 
 
@@ -46,12 +47,14 @@ def small(tmp_path: Path) -> tuple[Machine, Path]:
 # --- whole reports --------------------------------------------------------------------------------------
 
 
+@pytest.mark.golden("tests/golden/doctor-dgx-h100.txt")
 def test_the_report_of_a_healthy_node_is_golden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Machine.load("dgx-h100").write(tmp_path / "r")
     assert main(["doctor", "--root", str(tmp_path / "r")]) == 0
-    compare("doctor-dgx-h100.txt", capsys.readouterr().out)
+    golden.same(GOLDEN / "doctor-dgx-h100.txt", capsys.readouterr().out)
 
 
+@pytest.mark.golden("tests/golden/doctor-broken.txt")
 def test_the_report_of_a_broken_node_is_golden(
     small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +87,7 @@ def test_the_report_of_a_broken_node_is_golden(
         },
     )
     assert main(["doctor", "--root", "r", "--config", "nodeagent.yaml"]) == 1
-    compare("doctor-broken.txt", capsys.readouterr().out)
+    golden.same(GOLDEN / "doctor-broken.txt", capsys.readouterr().out)
 
 
 def test_json_is_one_object(small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -371,15 +374,13 @@ def test_equal_advice_is_printed_once() -> None:
 
 # --- the documentation ----------------------------------------------------------------------------------
 
-BLOCK = re.compile(r"(?<=<!-- findings: begin -->\n).*?(?=<!-- findings: end -->)", re.S)
 
-
+@pytest.mark.golden("docs/reference/doctor.md")
 def test_the_documentation_lists_every_finding() -> None:
-    page = ROOT / "docs" / "reference" / "doctor.md"
-    current = BLOCK.sub(lambda _: f"\n{finding_tables(doctor.TOPICS)}\n", page.read_text())
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        page.write_text(current)
-    assert page.read_text() == current, "make golden, and look at what changed"
+    tables = f"\n{finding_tables(doctor.TOPICS)}\n"
+    golden.same_between(
+        ROOT / "docs/reference/doctor.md", "<!-- findings: begin -->\n", "<!-- findings: end -->", tables
+    )
 
 
 def test_every_key_is_used_and_declared_once() -> None:

@@ -10,10 +10,10 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.health.carrier_losses import COUNTERS
+from nodeagent.health.carrier_losses import PHY_COUNTERS
 from nodeagent.health.history import History
 from nodeagent.health.nic import NicState
 from nodeagent.health.record import NicRecord
@@ -81,6 +81,7 @@ LINK_STEPS = st.lists(
         st.tuples(st.just("lose"), st.integers(1, 3)),
         st.tuples(st.just("read the link"), st.sampled_from([None, 0.0])),
         st.tuples(st.just("read the driver"), st.sampled_from([None, *GARBAGE])),
+        st.tuples(st.just("read the other"), st.sampled_from([None, *GARBAGE])),
         st.tuples(st.just("restart"), st.sampled_from([1, 20, 300])),
         st.tuples(st.just("reload the driver"), st.integers(0, 2)),
         st.tuples(st.just("be silent"), st.sampled_from([40, 400, 4000])),
@@ -89,16 +90,23 @@ LINK_STEPS = st.lists(
 )
 
 
-class CountedLink:
-    """A PF whose losses the kernel and the PHY count, both read every 15 s or not at all."""
+PHY_SOURCES = {name: Source(MEASUREMENTS[name].source) for name in PHY_COUNTERS}
 
-    def __init__(self, phy: str) -> None:
-        self.phy, self.source = phy, Source.STATE if phy == "ext_down" else Source.DRIVER
+
+class CountedLink:
+    """A PF whose losses the kernel and the PHY count, the PHY by one counter or by two. Each is read or not."""
+
+    def __init__(self, *phys: str) -> None:
+        self.phys = phys
         self.bench = Bench(1).look()
-        self.raw = {"carrier_down": 3.0, phy: 5.0}
+        self.raw = {"carrier_down": 3.0, **dict.fromkeys(phys, 5.0)}
         self.lost = 0
+        self.read_all()
+
+    def read_all(self) -> None:
         self.read_link()
-        self.read_driver()
+        for phy in self.phys:
+            self.read_phy(phy)
 
     @property
     def nic(self) -> NicState:
@@ -108,9 +116,9 @@ class CountedLink:
         value = self.raw["carrier_down"] if wrong is None else wrong
         self.bench.take(Source.LINK, {"carrier_down": value, "carrier": 1.0}, at=self.bench.now + 5)
 
-    def read_driver(self, wrong: float | None = None) -> None:
-        value = self.raw[self.phy] if wrong is None else wrong
-        self.bench.take(self.source, {self.phy: value}, at=self.bench.now + 5)
+    def read_phy(self, phy: str, wrong: float | None = None) -> None:
+        value = self.raw[phy] if wrong is None else wrong
+        self.bench.take(PHY_SOURCES[phy], {phy: value}, at=self.bench.now + 5)
 
     def restart(self, seconds: float) -> None:
         """The next agent has the records as they are in the file."""
@@ -127,7 +135,9 @@ class CountedLink:
         elif happens == "read the link":
             self.read_link(value)
         elif happens == "read the driver":
-            self.read_driver(value)
+            self.read_phy(self.phys[0], value)
+        elif happens == "read the other":
+            self.read_phy(self.phys[-1], value)
         elif happens == "restart":
             self.restart(value or 0)
         elif happens == "reload the driver":
@@ -137,14 +147,22 @@ class CountedLink:
             self.bench.wait(value or 0)
 
 
-@pytest.mark.parametrize("phy", [name for name in COUNTERS if name != "carrier_down"])
+@pytest.mark.parametrize("phys", [*((phy,) for phy in PHY_SOURCES), ("ext_down", "link_down_events")])
 @given(steps=LINK_STEPS)
+@example(steps=[("be silent", 400), ("restart", 1), ("read the driver", 0.0)])
+@example(
+    steps=[
+        *(("read the driver", None), ("reload the driver", 1), ("lose", 3), ("be silent", 40)),
+        *(("read the link", None), ("restart", 1), ("read the driver", 0.0)),
+    ]
+)
 @settings(max_examples=examples(400))
-def test_a_lost_link_counts_once_by_two_counters(phy: str, steps: list[tuple[str, float | None]]) -> None:
-    link = CountedLink(phy)
+def test_a_lost_link_counts_once_by_several_counters(
+    phys: tuple[str, ...], steps: list[tuple[str, float | None]]
+) -> None:
+    link = CountedLink(*phys)
     for step in steps:
         link.step(*step)
         assert link.nic.losses.within_day(link.bench.now) <= link.lost
-    link.read_link()
-    link.read_driver()
+    link.read_all()
     assert link.nic.losses.within_day(link.bench.now) <= link.lost

@@ -551,7 +551,7 @@ def test_every_rule_gives_a_state_of_a_link_and_the_fields_of_losses_fit_togethe
     assert [rule.key for rule in NIC_RULES if rule.decays == "penalty"] == ["flapping"]
     assert all(rule.by_losses and rule.window_s for rule in NIC_RULES if rule.decays is not None)
     assert all(rule.on_facts for rule in NIC_RULES if rule.ungated)
-    of_vfs_alone = {Fault.GUID_MISSING}
+    of_vfs_alone = {Fault.GUID_MISSING, Fault.IOMMU_GROUP_MISSING}
     assert {rule.key for rule in NIC_RULES if rule.on_facts} == set(Fault) - {
         Fault.LINK_UNSEEN
     } - of_vfs_alone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from hack.incidents import BEGIN_S, FOLDER, INCIDENTS, Incident, recording
 from nodeagent.cli import main
 from nodeagent.commands.health.replay import Transition
 from nodeagent.facts.model import Health
+from tests.support import golden
 from tests.support.findings import one_item
 from tests.support.manifests import ROOT
 
@@ -48,11 +48,9 @@ def test_a_recorded_incident_withdraws_what_an_experienced_operator_would(
 
 
 @one_item("incident", INCIDENTS, ids=lambda incident: incident.name)
+@pytest.mark.golden("tests/recordings/*.jsonl")
 def test_the_recordings_are_as_the_script_makes_them(incident: Incident) -> None:
-    file = FOLDER / f"{incident.name}.jsonl"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        file.write_bytes(recording(incident))
-    assert file.read_bytes() == recording(incident)
+    golden.same(FOLDER / f"{incident.name}.jsonl", recording(incident).decode())
 
 
 def test_every_recording_belongs_to_an_incident() -> None:
@@ -95,14 +93,10 @@ def test_without_a_settle_time_administration_and_training_withdraw(
         assert any(reason in reasons for _, _, _, reasons in found), name
 
 
+@pytest.mark.golden("docs/reference/nic-rules.md")
 def test_the_table_of_incidents_is_that_of_the_replays() -> None:
     page = ROOT / "docs" / "reference" / "nic-rules.md"
-    head, mark, rest = page.read_text().partition("<!-- incidents -->\n")
-    _, end, tail = rest.partition("<!-- incidents: end -->\n")
-    text = f"{head}{mark}{incidents_table(FOLDER)}{end}{tail}"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        page.write_text(text)
-    assert page.read_text() == text
+    golden.same_between(page, "<!-- incidents -->\n", "<!-- incidents: end -->\n", incidents_table(FOLDER))
 
 
 def test_each_recording_has_time_before_the_incident() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.recording import Header, Subject, decode, encode
 from nodeagent.health.rules import NIC_RULES
 from nodeagent.measurements.sample import Sample, Source
+from tests.support import golden
 
 PFS = [f"0000:{number:02x}:00.0" for number in (0x18, 0x2A, 0x3A, 0x5D)]
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -64,13 +64,11 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.golden("tests/golden/health-replay.txt")
 def test_every_transition_is_printed_as_reviewed(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health", "replay", str(recording)]) == 0
     output = capsys.readouterr().out
-    golden = GOLDEN / "health-replay.txt"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        golden.write_text(output)
-    assert output == golden.read_text()
+    golden.same(GOLDEN / "health-replay.txt", output)
     assert main(["health", "replay", str(recording)]) == 0
     assert capsys.readouterr().out == output, "only the samples contain times"
 
@@ -195,12 +193,7 @@ def test_a_gpu_that_is_not_in_the_header_is_ignored() -> None:
     assert judged(Sample(1.0, "GPU-z", Source.GPU, {"gpu_row_remap_failed": 1})) == []
 
 
+@pytest.mark.golden("docs/reference/nic-rules.md")
 def test_the_documented_rules_are_those_of_the_code() -> None:
-    """``NODEAGENT_GOLDEN=write`` puts them there."""
     page = Path(__file__).parents[2] / "docs/reference/nic-rules.md"
-    head, mark, rest = page.read_text().partition("<!-- rules -->\n")
-    _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{rules_table(NIC_RULES)}{end}{tail}"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        page.write_text(text)
-    assert page.read_text() == text
+    golden.same_between(page, "<!-- rules -->\n", "<!-- end -->\n", rules_table(NIC_RULES))

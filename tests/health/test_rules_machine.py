@@ -24,6 +24,8 @@ from tests.support.judged_machine import Bench
 
 ONES = float(2**64 - 1)
 SETTLE_S = 60.0
+UNREAD_S = 30.0
+"""The losses of a longer time without a reading may have been at its end."""
 ERRORS = ("symbol_errors", "crc_errors", "pause_storm_errors")
 CHANGES = ("admin", "mtu", "rings", "channels", "pause")
 SOUND = {"phy_rx_bits": 4e11, "phy_rx_bytes": 2e10, "prio_tx_pause_seconds/3": 0.0}
@@ -49,7 +51,7 @@ class NicHistory(RuleBasedStateMachine):
         self.errors_at = dict.fromkeys(ERRORS, -math.inf)
         self.paused_at = self.slow_at = self.narrow_at = -math.inf
         self.down_at = -math.inf
-        self.read_at = 0.0
+        self.read_at = self.driver_read_at = 0.0
         self.kept: set[str] = set()
         """The faults that stood while nothing was read, until they end: one loss then is enough to keep them."""
         self.width, self.speed, self.pausing = 16.0, 32.0, False
@@ -91,6 +93,9 @@ class NicHistory(RuleBasedStateMachine):
         self.read_at = at
 
     def read_driver(self, at: float, **wrong: float) -> None:
+        if self.phy and at - self.driver_read_at > UNREAD_S:
+            self.lost_at = [at if lost > self.driver_read_at else lost for lost in self.lost_at]
+        self.driver_read_at = at
         values = {**self.errors, **self.moving}
         values |= {"link_down_events": self.losses["link_down_events"]} if self.phy else {}
         self.bench.take(Source.DRIVER, {**values, **wrong} if wrong else values, at=at)
@@ -395,6 +400,24 @@ def test_a_restart_keeps_when_losses_may_have_been() -> None:
         partial(history.read_nothing, 4000),
         partial(history.flap, 3),
         partial(history.restart, 20, vfs=True),
+    ):
+        happens()
+        history.a_withdrawn_device_has_evidence()
+    history.teardown()
+
+
+def test_losses_that_are_read_late_may_have_been_late() -> None:
+    """Found by the machine: the kernel counted two losses at once, the PHY's counter was not read before an hour had
+    passed. They may have been at its end, so they keep the fault of three earlier ones."""
+    history = NicHistory()
+    for happens in (
+        history.count_by_phy,
+        partial(history.read_nothing, 200),
+        partial(history.flap, 3),
+        partial(history.restart, 20, vfs=False),
+        partial(history.flap, 2),
+        partial(history.read_nothing, 4000),
+        partial(history.pass_time, 15),
     ):
         happens()
         history.a_withdrawn_device_has_evidence()

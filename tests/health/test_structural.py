@@ -182,6 +182,16 @@ def test_an_infiniband_vf_without_a_guid_is_down_alone(guid: str | None, lacks: 
     assert given.judge(0.0)[1].health.allocatable
 
 
+@pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_vfio_pci"])
+def test_a_vf_for_vfio_without_an_iommu_group_is_down_alone(driver: str) -> None:
+    lone = replace(GUEST, driver=driver, vfio_group=None)
+    judged = judge((PF, VF, lone), [UP])
+    assert states(judged) == [(State.HEALTHY, True), (State.HEALTHY, True), (State.DOWN, False)]
+    assert keys(judged[2]) == [Fault.IOMMU_GROUP_MISSING]
+    for group in ("45", "noiommu-0"):
+        assert states(judge((PF, VF, replace(lone, vfio_group=group)), [UP]))[2] == (State.HEALTHY, True)
+
+
 def test_the_gravest_reason_is_first_and_outweighs_an_unknown_link() -> None:
     unbound = replace(VF, driver=None)
     assert keys(judge((PF, unbound), [replace(UP, carrier=False)])[1]) == [

@@ -1,11 +1,10 @@
 """The faults of GPUs by events and readings, and that a GPU recovers from each."""
 
-import os
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hack.docs.health_rules import gpu_rules_table, xids_table
@@ -14,6 +13,7 @@ from nodeagent.health.gpu import unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.rules.xids import FATAL, IGNORE, RECOVERY_ACTION_CHANGED, WATCH, Severity, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
+from tests.support import golden
 from tests.support.judged_gpus import GpuBench, gpu
 
 SETTINGS = GpuSettings(xid_clear_seconds=600)
@@ -22,16 +22,10 @@ SETTINGS = GpuSettings(xid_clear_seconds=600)
 @pytest.mark.parametrize(
     ("name", "table"), [("xids", xids_table), ("gpu rules", gpu_rules_table)], ids=["xids", "gpu-rules"]
 )
+@pytest.mark.golden("docs/reference/gpu-rules.md")
 def test_the_documented_tables_are_those_of_the_code(name, table):
-    """``NODEAGENT_GOLDEN=write`` writes them."""
     page = Path(__file__).parents[2] / "docs/reference/gpu-rules.md"
-    head, mark, rest = page.read_text().partition(f"<!-- {name} -->\n")
-    _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{table()}{end}{tail}"
-    assert end, f"the markers of {name} are gone"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        page.write_text(text)
-    assert page.read_text() == text
+    golden.same_between(page, f"<!-- {name} -->\n", "<!-- end -->\n", table())
 
 
 def test_no_xid_has_two_severities():
@@ -288,6 +282,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
+@example([(300.0, [GpuEvent("GPU-1", 13)], None)] * 3)
 def test_every_gpu_recovers_from_any_events_and_readings(steps):
     bench = GpuBench(gpu(0), gpu(1))
     for wait, events, readings in steps:
@@ -302,6 +297,8 @@ def test_every_gpu_recovers_from_any_events_and_readings(steps):
             assert len(bench.reasons(uuid)) == len(set(bench.reasons(uuid)))
     clean = [gpu(0), gpu(1), gpu(2)]
     bench.read_at(bench.now, *clean).read_at(bench.now + SETTINGS.xid_clear_s + 1, *clean)
+    assert {reason for uuid in bench.judge.devices for reason in bench.reasons(uuid)} <= {"repeated_xid"}
+    bench.read_at(bench.now + SETTINGS.xid_repeat_seconds, *clean)
     assert bench.healths() == [HEALTHY] * 3
 
 

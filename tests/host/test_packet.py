@@ -26,6 +26,7 @@ from nodeagent.host.packet import (
 )
 from nodeagent.lldp.ethernet import GROUPS, build_frame
 from tests.support.namespaces import Netns, veth
+from tests.support.needs import lack
 from tests.support.waiting import LIMIT_S, until
 
 needs_root = pytest.mark.needs("root", "ip", "nsenter")
@@ -40,10 +41,12 @@ class Received(list[bytes]):
 
     def __init__(self) -> None:
         self.lost = 0
+        self.tagged: list[bool] = []
         self._changed = asyncio.Event()
 
-    def take(self, frame: bytes) -> None:
+    def take(self, frame: bytes, tagged: bool) -> None:
         self.append(frame)
+        self.tagged.append(tagged)
         self._changed.set()
 
     def lose(self) -> None:
@@ -138,8 +141,36 @@ async def test_a_tagged_frame_is_received_without_its_tag(wire, vlan, enslaved):
     near, far = wire
     with receiving(near, enslaved=enslaved) as received, far.raw("b0") as sender:
         sender.send(build_frame(GROUPS[0], SOURCE, PDU, (vlan,)))
-        await received.until(lambda: len(received) >= 1)
-        assert received == [build_frame(GROUPS[0], SOURCE, PDU)]
+        sender.send(last(1))
+        await received.until(lambda: len(received) >= 2)
+        assert received == [build_frame(GROUPS[0], SOURCE, PDU), last(1)]
+        assert received.tagged == [vlan != 0, False], "a priority tag names no VLAN"
+
+
+@needs_root
+@pytest.mark.parametrize("enslaved", [False, True])
+@pytest.mark.parametrize("named", ["a0", "renamed"])
+async def test_a_frame_of_a_vlan_of_which_the_host_has_a_netdev_is_tagged_too(wire, enslaved, named):
+    near, far = wire
+    try:
+        near.ip("""link add link a0 name a0.100 type vlan id 100
+                   link set a0.100 up""")
+    except subprocess.CalledProcessError:
+        lack("vlan", "a kernel with VLAN netdevs (8021q)")
+    far.ip("""link add link b0 name b0.100 type vlan id 100
+              link set b0.100 up""")
+    with receiving(near, enslaved=enslaved) as received, far.raw("b0") as port, far.raw("b0.100") as sub:
+        if named != "a0":
+            near.ip(f"link set a0 name {named}")
+        sub.send(last(1))
+        port.send(last(2))
+        sub.send(last(3))
+        await received.until(lambda: len(received) >= 3)
+        assert [*zip(received, received.tagged, strict=True)] == [
+            (last(1), True),
+            (last(2), False),
+            (last(3), True),
+        ]
 
 
 def twice_tagged(outer: bytes, inner: bytes, number: int = 1) -> bytes:

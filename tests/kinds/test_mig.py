@@ -118,9 +118,15 @@ def test_a_device_whose_nodes_are_not_known_is_refused_only_where_the_agent_writ
     snapshot = machine(replace(gpu_of(0), mig=True, mig_devices=(bare,)))
     ours = kinds(snapshot)["x/mig-1g.10gb"]
     with pytest.raises(
-        Refused, match="the device nodes of MIG-0-0 are not known; mount /proc/driver/nvidia-caps"
+        Refused,
+        match="MIG-0-0: the device nodes of the MIG device are not known; mount /proc/driver/nvidia-caps",
     ):
         ours.allocate(snapshot, ["MIG-0-0"])
+    beside = machine(replace(gpu_of(0), mig=True, mig_devices=(bare, part(0, 1))))
+    assert [(it.ids, it.health.allocatable) for it in ours.devices(beside)] == [
+        (("MIG-0-0",), False),
+        (("MIG-0-1",), True),
+    ]
     assert bare.uuid not in ours.cdi_specs(snapshot)[GPU_KIND].devices
     vendor = structs.replace(ours, cdi_kind="nvidia.com/gpu")
     assert vendor.allocate(snapshot, ["MIG-0-0"]).cdi_devices == ("nvidia.com/gpu=MIG-0-0",)

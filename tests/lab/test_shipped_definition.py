@@ -7,12 +7,12 @@ The definition in the package is a copy of daemonset/base/cluster/nodelinks.yaml
 from __future__ import annotations
 
 import json
-import os
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from nodeagent.facts.model import LINK_STATES
 from nodeagent_lab.sim import apiserver
 from nodeagent_lab.sim.apiserver.schema import apply_schema
+from tests.support import golden
 
 SOURCE = Path(__file__).parents[2] / "daemonset" / "base" / "cluster" / "nodelinks.yaml"
 COPY = Path(apiserver.__file__).with_name("nodelinks.json")
@@ -67,11 +68,9 @@ REPORT = {
 }
 
 
+@pytest.mark.golden("hack/lab/nodeagent_lab/sim/apiserver/nodelinks.json")
 def test_the_copy_in_the_package_is_the_shipped_definition() -> None:
-    text = json.dumps(DEFINITION, indent=1) + "\n"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        COPY.write_text(text)
-    assert COPY.read_text() == text, "run `make golden`"
+    golden.same(COPY, json.dumps(DEFINITION, indent=1) + "\n")
 
 
 def enums(schema: dict[str, Any], path: str = "") -> dict[str, list[str]]:

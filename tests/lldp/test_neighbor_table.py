@@ -549,14 +549,15 @@ class AnyHistory(RuleBasedStateMachine):
         name=st.sampled_from([None, "a", "b", "leaf-1"]),
         seconds=st.sampled_from([0.0, 0.001, 0.1]),
         source=st.sampled_from([SOURCE, ELSEWHERE]),
+        tagged=st.booleans(),
     )
-    def the_forger_sends(self, numbers, ttl, name, seconds, source):
+    def the_forger_sends(self, numbers, ttl, name, seconds, source, tagged):
         for number in numbers:
             port = "real" if number > 50 else f"forged-{number}"
             if (port, name, source) == SWITCH:
                 continue
             sent = frame(port, ttl=ttl, system_name=name, source=source)
-            outcome = self.table.receive("eth0", sent, self.now)
+            outcome = self.table.receive("eth0", sent, self.now, tagged=tagged)
             if outcome is FrameOutcome.SHUTDOWN:
                 self.ended(port, source)
             elif outcome is not FrameOutcome.FLOODED:
@@ -633,6 +634,77 @@ def identity_of(neighbor: Neighbor) -> Identity:
 
 
 TestAnyHistory = AnyHistory.TestCase
+
+
+SUBINTERFACE = frame("swp1.100", system_name="leaf-1")
+PORT = frame("swp1", system_name="leaf-1")
+
+
+def by_turns(table: NeighborTable, rounds: int, at: float = 0.0) -> float:
+    """Every 30 s the subinterface of a switch port sends, and then the port. Return the time after."""
+    for _ in range(rounds):
+        table.receive("eth0", SUBINTERFACE, at, tagged=True)
+        table.receive("eth0", PORT, at + 1.0)
+        at += 30.0
+    return at
+
+
+def test_a_port_comes_before_its_subinterface_that_was_there_first():
+    table = NeighborTable()
+    for second in range(0, DAY, 30):
+        table.receive("eth0", SUBINTERFACE, float(second), tagged=True)
+    assert ports(table)[0] == ("eth0", "swp1.100", False), "it is the neighbor while it is alone"
+    table.receive("eth0", PORT, DAY + 0.0)
+    assert ports(table)[0][1] == "swp1.100", "one frame may be a mistake"
+    table.receive("eth0", PORT, DAY + 30.0)
+    assert ports(table)[0][1] == "swp1"
+    by_turns(table, 3, DAY + 60.0)
+    assert [(one.port_id.value, one.contender) for one in table.neighbors()] == [
+        ("swp1", False),
+        ("swp1.100", False),
+    ], "a subinterface of the switch is no contender"
+    assert find_crowded(table.neighbors()) == ()
+
+
+def test_a_subinterface_is_the_neighbor_only_while_the_port_is_not_live():
+    table = NeighborTable()
+    now = by_turns(table, 3)
+    for _ in range(5):
+        table.receive("eth0", SUBINTERFACE, now, tagged=True)
+        now += 30.0
+    table.expire(now)
+    assert ports(table)[0] == ("eth0", "swp1.100", False)
+    table.receive("eth0", PORT, now)
+    assert ports(table)[0] == ("eth0", "swp1", False), "it was confirmed before"
+
+
+def test_a_tagged_frame_of_another_chassis_is_a_contender():
+    table = NeighborTable()
+    other = frame("swp9", chassis=bytes.fromhex("020000000099"), source=bytes.fromhex("020000000098"))
+    for second in range(0, 120, 30):
+        table.receive("eth0", PORT, float(second))
+        table.receive("eth0", other, second + 1.0, tagged=True)
+    assert [(one.port_id.value, one.contender) for one in table.neighbors()] == [
+        ("swp1", False),
+        ("swp9", True),
+    ]
+
+
+def test_a_neighbor_that_sends_with_and_without_a_tag_is_untagged():
+    table = NeighborTable()
+    table.receive("eth0", PORT, 0.0)
+    for second in range(1, 60, 30):
+        table.receive("eth0", PORT, float(second), tagged=True)
+    speak(table, frame("swp9"), 60.0)
+    assert ports(table)[0][1] == "swp1"
+
+
+def test_a_tag_that_the_kernel_leaves_in_the_frame_counts_and_a_priority_tag_does_not():
+    for vlans, first in (((100,), "swp1"), ((7, 100), "swp1"), ((0,), "sub")):
+        table = NeighborTable()
+        speak(table, build_frame(NEAREST_BRIDGE, SOURCE, encode(pdu("sub")), vlans), 0.0)
+        speak(table, frame("swp1"), 30.0)
+        assert ports(table)[0][1] == first, vlans
 
 
 def test_neighbors_are_equal_if_their_values_are_equal():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -21,6 +20,7 @@ from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
 from nodeagent.metrics.exposition import CATALOG
 from nodeagent.metrics.fact_metrics import FACT_FAMILIES
+from tests.support import golden
 from tests.support.findings import one_item
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
@@ -34,16 +34,10 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS)
+@pytest.mark.golden("docs/reference/metrics.md", "docs/reference/samples.md")
 def test_the_tables_of_the_documentation_are_made_from_the_catalog(page: str, block: str) -> None:
-    path, text = DOCS / page, BLOCKS[page, block]()
-    head, begin, rest = path.read_text().partition(f"<!-- {block}: begin -->\n")
-    written, end, tail = rest.partition(f"<!-- {block}: end -->\n")
-    assert begin
-    assert end
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        path.write_text(head + begin + text + end + tail)
-        return
-    assert written == text, f"NODEAGENT_GOLDEN=write rewrites docs/reference/{page}"
+    begin, end = f"<!-- {block}: begin -->\n", f"<!-- {block}: end -->\n"
+    golden.same_between(DOCS / page, begin, end, BLOCKS[page, block]())
 
 
 CONTROLLER = [one.family for one in CONTROLLER_FAMILIES]

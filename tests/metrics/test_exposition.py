@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import subprocess
 from collections import Counter
@@ -28,6 +27,7 @@ from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import OPENMETRICS, PLAIN, TEXT_MAX, label, negotiate
 from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.web_settings import WebSettings
+from tests.support import golden
 from tests.support.scrape_inputs import facts, page, samples_of, scrape_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics-dgx-h100.txt"
@@ -43,11 +43,9 @@ def values(text: str, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
+@pytest.mark.golden("tests/golden/metrics-dgx-h100.txt")
 def test_the_page_of_a_dgx_h100_is_as_reviewed() -> None:
-    text = page(scrape_input())
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    golden.same(GOLDEN, page(scrape_input()))
 
 
 @pytest.mark.needs("promtool")

@@ -160,6 +160,18 @@ async def test_a_frame_is_news_although_the_netdevs_were_read_before_the_carrier
     await agent.shows(("ens1", "leaf-1", False))
 
 
+async def test_a_port_takes_the_place_of_its_subinterface_that_came_first(agent, wire):
+    near, far, _ = wire
+    agent.scan(near, pfs={"ens1": PF})
+    of_port, of_vlan = announce("leaf-1"), announce("leaf-1.100")
+    tagged = of_vlan[:12] + b"\x81\0\0\x64" + of_vlan[12:]
+    with far.raw("b0") as sender:
+        for sent in (tagged, tagged, of_port, of_port):
+            sender.send(sent)
+        await agent.until(lambda: agent.neighbors and agent.neighbors[0].system_name == "leaf-1")
+    assert [one.system_name for one in agent.neighbors] == ["leaf-1", "leaf-1.100"]
+
+
 async def test_published_facts_stay_when_the_receiver_is_closed(agent, wire):
     near, far, _ = wire
     agent.scan(near, others=["ens1"])

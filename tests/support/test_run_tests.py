@@ -30,7 +30,7 @@ def run(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     return subprocess.run(
         [sys.executable, ROOT / "hack/run_tests.py", "-n", "2", "-c", folder / "pytest.ini", folder],
-        cwd=folder, capture_output=True, text=True, timeout=55, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=170, check=False,
     )  # fmt: skip
 
 
@@ -47,6 +47,19 @@ def test_a_test_that_fails_three_times_fails_the_run(tmp_path: Path) -> None:
     done = run(tmp_path, FLAKY.replace("FAILURES", "3"))
     assert done.returncode == 1
     assert done.stdout.endswith("FAILED: test_some.py::test_flaky\n1 passed, 1 failed, 0 skipped\n")
+
+
+def test_a_golden_file_that_differs_is_not_compared_again(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        "class GoldenDiffersError(AssertionError): pass\n"
+        "def test_golden(): raise GoldenDiffersError('page.md differs')\n" + FLAKY.replace("FAILURES", "1"),
+    )
+    assert done.returncode == 1
+    assert done.stdout.count("again, alone") == 1
+    assert done.stdout.endswith(
+        "FAILED: test_some.py::test_golden\nflaky: test_some.py::test_flaky\n2 passed, 1 failed, 0 skipped\n"
+    ), done.stdout
 
 
 def test_many_failures_are_no_chance(tmp_path: Path) -> None:

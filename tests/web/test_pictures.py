@@ -1,13 +1,12 @@
 """The pictures of README.md, made from the real pages: a fabric with a dead switch, and a node with a pulled cable.
 
-``NODEAGENT_GOLDEN=write`` makes them again; look at them. Otherwise the pages still look like their pictures.
+`make golden ROOM=docs/pictures` makes them again; look at them. Otherwise the pages still look like their pictures.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.cli import main
 from nodeagent_lab.demo.sample_reports import FILE, write_reports
 from nodeagent_lab.sim.kubelet import PodSpec
+from tests.support import golden
 from tests.support.chromium import Browser, Tab
 from tests.support.running_agent import node
 from tests.web.test_screens import GROSS, difference, grid
@@ -31,7 +31,7 @@ SIZE = 1280, 720
 
 def agrees(browser: Browser, tab: Tab, name: str) -> None:
     file, made = PICTURES / f"{name}.png", tab.screenshot()
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+    if golden.written(file):
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(made)
     assert difference(grid(browser, made), grid(browser, file.read_bytes())) < GROSS
@@ -55,6 +55,7 @@ def with_faults(report: dict[str, Any], since: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.golden("docs/pictures/map.png")
 def test_the_picture_of_the_map(browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_reports("dgx-h100", tmp_path, 64)
     listed = yaml.load((tmp_path / FILE).read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -74,6 +75,7 @@ def test_the_picture_of_the_map(browser: Browser, tmp_path: Path, capsys: pytest
     tab.close()
 
 
+@pytest.mark.golden("docs/pictures/node.png")
 async def test_the_picture_of_a_node_with_a_pulled_cable(browser: Browser):
     async with node("dgx-h100") as machine:
         await machine.kubelet.start()

@@ -2,19 +2,19 @@
 
 A screenshot is compared as a grid: how bright each field is, and how much its pixels differ from each other, because
 letters differ between versions of fonts and browsers, and most of a page is as bright as paper.
-``NODEAGENT_GOLDEN=write`` writes the references; look at the page before.
+`make golden ROOM=tests/web` writes the references; look at the page before.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import golden
 from tests.support.chromium import Browser, Tab
 from tests.web.pages_of_samples import map_file, node_file
 
@@ -108,9 +108,10 @@ def difference(found: list[str], reference: list[str]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", list(BREAKAGES))
+@pytest.mark.golden("tests/web/screens/*.txt")
 def test_a_page_looks_like_its_reference(browser: Browser, opened: Tab, page: str):
     found, file = grid(browser, opened.screenshot()), REFERENCES / f"{page}.txt"
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+    if golden.written(file):
         file.parent.mkdir(exist_ok=True)
         file.write_text("\n".join(found) + "\n")
     assert difference(found, file.read_text().split()) < GROSS, "\n".join(found)

@@ -422,11 +422,7 @@ def _affinity_section(view: MachineView, on: Screen) -> str:
 def _reasons(view: MachineView, on: Screen) -> str:
     """Return sentences about faults, remarks, failed sources and unreadable files."""
     snapshot = view.snapshot
-    lines = [
-        f"{name}: {health.state}: {reason.key}: {reason.detail}"
-        for name, health in _judged(view)
-        for reason in health.reasons
-    ]
+    lines = [*_faults(view), *_of_resources(view)]
     lines += [f"{_label(view, remark.link)}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
     lines += sentences(snapshot.stale_sources)
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
@@ -440,19 +436,56 @@ def _label(view: MachineView, netdev: str) -> str:
     return f"{nics[netdev]} ({netdev})" if netdev in nics else netdev
 
 
-def _judged(view: MachineView) -> Iterable[tuple[str, Health]]:
-    """The health of GPUs and PFs, and of VFs whose reasons differ from their PF's."""
+def _faults(view: MachineView) -> Iterable[str]:
+    """A line for each reason of a GPU or PF, and one for each of the VFs of a PF, unless the PF has it too."""
     snapshot = view.snapshot
-    pfs = {pf.pci_address: pf.health for pf in _pfs(snapshot)}
     for gpu in snapshot.gpus:
-        yield f"GPU{gpu.index} {gpu.uuid}", gpu.health
+        yield from _lines(f"GPU{gpu.index} {gpu.uuid}", gpu.health)
     for unusable in snapshot.unusable_gpus:
-        yield f"GPU at {unusable.place}", unusable.health
+        yield from _lines(f"GPU at {unusable.place}", unusable.health)
+    pfs = {pf.pci_address: pf for pf in _pfs(snapshot)}
+    vfs: dict[tuple[str, str, str], list[tuple[Function, str]]] = {}
     for function in snapshot.functions:
-        inherited = pfs.get(function.parent or "")
-        if inherited is None or inherited.reasons != function.health.reasons:
-            name = _label(view, function.netdev) if function.netdev else "VF" if function.parent else "PF"
-            yield f"{name} {function.pci_address}", function.health
+        pf, health = pfs.get(function.parent or ""), function.health
+        if pf is None:
+            yield from _lines(_name(view, function), health)
+        elif pf.health.reasons != health.reasons:
+            for reason in health.reasons:
+                alike = vfs.setdefault((pf.pci_address, health.state, reason.key), [])
+                alike.append((function, reason.detail))
+    for (pf_address, state, key), alike in vfs.items():
+        vf, detail = alike[0]
+        if len(alike) == 1:
+            yield f"{_name(view, vf)}: {state}: {key}: {detail}"
+        else:
+            name = _name(view, pfs[pf_address])
+            yield f"{name}: {len(alike)} VFs {state}: {key}: {detail}; {len(alike) - 1} more like it"
+
+
+def _lines(name: str, health: Health) -> Iterable[str]:
+    return (f"{name}: {health.state}: {reason.key}: {reason.detail}" for reason in health.reasons)
+
+
+def _name(view: MachineView, function: Function) -> str:
+    name = _label(view, function.netdev) if function.netdev else "VF" if function.parent else "PF"
+    return f"{name} {function.pci_address}"
+
+
+def _of_resources(view: MachineView) -> Iterable[str]:
+    """A line for each reason of the devices of a resource that is none of a GPU, PF or VF: what the resource needs
+    beside the hardware, such as an MPS daemon."""
+    snapshot = view.snapshot
+    hardware = {reason for gpu in snapshot.gpus for reason in gpu.health.reasons}
+    hardware |= {reason for function in snapshot.functions for reason in function.health.reasons}
+    for resource, devices in view.resources:
+        counts: Counter[str] = Counter()
+        for entry in devices:
+            for reason in entry.health.reasons:
+                if reason not in hardware:
+                    counts[f"{entry.health.state}: {reason.key}: {reason.detail}"] += len(entry.ids)
+        total = sum(len(entry.ids) for entry in devices)
+        for sentence, count in counts.items():
+            yield f"{resource.rpartition('/')[2]}: {count} of {total} devices {sentence}"
 
 
 def _pfs(snapshot: Snapshot) -> list[Function]:

@@ -107,8 +107,9 @@ class SwitchesSettings(Settings, frozen=True, kw_only=True):
     credentials: Annotated[
         AbsolutePath,
         setting(
-            "Directory of a mounted Secret, read again in each round. Files, as far as the method uses them: "
-            "community, username, password, authPassword, privPassword, ca.crt, tls.crt, tls.key."
+            "Directory of the controller's container, a mounted Secret, read again in each round. Files, as far "
+            "as the method uses them: community, username, password, authPassword, privPassword, ca.crt, tls.crt, "
+            "tls.key."
         ),
     ] = "/etc/nodeagent-credentials"
     networks: Annotated[

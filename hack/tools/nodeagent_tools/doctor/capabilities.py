@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.agent_config import Config
-from nodeagent.base.file_writing import unwritable_because
+from nodeagent.base.file_writing import nearest_folder, unwritable_because
+from nodeagent.base.kept_changes import lost_because
 from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.health import state_file
 from nodeagent.host.kmsg import KernelLog, KernelLogError
@@ -70,6 +71,11 @@ TOPIC = Topic(
             "docs/stored-files.md.",
             "nothing if it happened once; otherwise check the disk",
         ),
+        "history_lost": Advice(
+            "`history.file` is a path of the agent's container. What is on no volume, or read-only, ends with the "
+            "container: a restart of the agent loses what changed before.",
+            "write a name, `history: {file: history.json}`: it lies in health.stateDirectory; or mount a volume",
+        ),
         "cordons_broken": Advice(
             "The file of the cordons cannot be read. An agent that starts offers the cordoned devices to new pods; one "
             "that runs keeps the cordons that it read before.",
@@ -115,6 +121,8 @@ class ProcessRights:
     """Why the kernel log cannot be read."""
     folders: Mapping[str, str | None] = field(default_factory=dict)
     state: StateDirectory | None = None
+    lost_history: str | None = None
+    """Why the file of the changes is lost at a restart."""
 
 
 def read(target: Target) -> ProcessRights:
@@ -130,7 +138,16 @@ def read(target: Target) -> ProcessRights:
         kernel_log=_kernel_log(),
         folders={path: _unwritable(tree.path(path)) for path in written(target.config)},
         state=_state(tree, target.config.health.state_directory),
+        lost_history=_lost_history(target),
     )
+
+
+def _lost_history(target: Target) -> str | None:
+    """A name without a folder lies in the state folder, which has a finding of its own."""
+    name = target.config.history.file
+    if name is None or not name.startswith("/"):
+        return None
+    return lost_because(Path(name), in_pod=target.tree.root != Path("/") and not target.recorded)
 
 
 def _kernel_log() -> str | None:
@@ -175,6 +192,8 @@ def findings(rights: ProcessRights, config: Config) -> Iterator[Finding]:
         yield TOPIC.fix("folder_unwritable", f"{path}: {why}")
     if rights.state is not None:
         yield from _judge_state(rights.state)
+    if rights.lost_history is not None:
+        yield TOPIC.warn("history_lost", f"{config.history.file}: {rights.lost_history}")
     if rights.folders and not broken:
         yield TOPIC.ok("folders", f"writable: {shortened(list(rights.folders))}")
 
@@ -192,6 +211,5 @@ def _judge_state(state: StateDirectory) -> Iterator[Finding]:
 
 def _unwritable(folder: Path) -> str | None:
     """The reason why the directory, or the nearest existing one above it, is not writable."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = nearest_folder(folder)
     return unwritable_because(folder) if folder.is_dir() else f"{folder} is not a directory"

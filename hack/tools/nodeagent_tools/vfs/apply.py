@@ -33,7 +33,8 @@ from nodeagent.commands.json_document import document
 from nodeagent.commands.options import KUBELET_DIR
 from nodeagent.commands.running_sources import nics_of_machine
 from nodeagent.commands.terminal import PLAIN, Screen, joined, remarks, section
-from nodeagent.facts.model import Function, Link, Snapshot
+from nodeagent.facts.card_identity import lacks_guid
+from nodeagent.facts.model import INFINIBAND, Function, Link, Snapshot
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree, is_live
 from nodeagent.kinds.hardware_selection import selected_pf
@@ -366,16 +367,22 @@ def as_table(result: VfsResult, on: Screen = PLAIN) -> str:
         section(
             "PFS", ("NIC", "NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(result), on
         ),
-        section(
-            "VFS",
-            ("PF", "VF", "PCI ADDRESS", "DRIVER", "NETDEV", "TRUST", "SPOOF CHECK", "LINK", "TX MBPS"),
-            _vf_rows(result),
-            on,
-            optional=("DRIVER",),
-        ),
+        _vf_section(result, on),
         _sentences(result, on),
     ]
     return joined(*parts)
+
+
+def _vf_section(result: VfsResult, on: Screen) -> str:
+    """The VFs; with their GUIDs if there are VFs of InfiniBand."""
+    heads = ["PF", "VF", "PCI ADDRESS", "DRIVER", "NETDEV", "TRUST", "SPOOF CHECK", "LINK", "TX MBPS"]
+    rows = [[*row] for row in _vf_rows(result)]
+    functions = [vf.function for pf in result.pfs for vf in pf.vfs]
+    if any(vf.link_type == INFINIBAND for vf in functions):
+        heads.insert(5, "GUID")
+        for row, vf in zip(rows, functions, strict=True):
+            row.insert(5, _guid(vf))
+    return section("VFS", heads, rows, on, optional=("DRIVER",))
 
 
 def _pf_rows(result: VfsResult) -> Iterable[Sequence[object]]:
@@ -408,6 +415,13 @@ def _vf_rows(result: VfsResult) -> Iterable[Sequence[object]]:
                 settings.link_state,
                 f"{low or 'any'}-{high or 'any'}" if low is not None or high is not None else None,
             )
+
+
+def _guid(vf: Function) -> str | None:
+    """The node GUID of a VF, ``none`` for an InfiniBand VF without one."""
+    if vf.link_type != INFINIBAND or vf.rdma is None:
+        return None
+    return "none" if lacks_guid(vf) else vf.rdma.node_guid
 
 
 def _sentences(result: VfsResult, on: Screen) -> str:

@@ -1,0 +1,167 @@
+"""Each reason for which Allocate may refuse a device, and how the kubelet is told before it chooses the device.
+
+A refused Allocate ends the pod, and its controller makes the next one at once. So a device that no container can have
+is Unhealthy, or is not listed. The table has each place of the code that refuses.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nodeagent.facts.cdi import GPU_KIND
+from nodeagent.facts.model import Function, MigDevice, Snapshot
+from nodeagent.health.health_settings import HealthSettings
+from nodeagent.health.nic import NicJudge
+from nodeagent.health.structural import find_faults
+from nodeagent.kinds import DeviceKind, Refused
+from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.mig import MigDevices
+from nodeagent.kinds.mps_clients import MpsShares
+from nodeagent.kinds.vf import VfPool
+from nodeagent.kinds.whole_gpu import WholeGpus
+from tests.support.kind_machines import SICK, gpu_of, pf_of, uuid_of
+
+ROOT = Path(__file__).parents[2] / "nodeagent"
+
+REQUEST = "the request itself is wrong, whatever the state of the devices"
+CHOICE = "there are too few devices to choose from, which the device list says too"
+STATE = "a device that no container can have: it is Unhealthy or not listed"
+TAKEN = "a pod has the device through another resource, or the GPU has all its clients; it ends with the pod"
+VOLCANO = "what Volcano chose for the pod, which no device list can say"
+
+REFUSALS = {
+    "kinds/__init__.py:requested": (REQUEST, 1),
+    "kinds/__init__.py:preference": (REQUEST, 3),
+    "kinds/__init__.py:_distinct": (REQUEST, 1),
+    "kinds/__init__.py:unknown": (STATE, 1),
+    "kinds/__init__.py:unhealthy": (STATE, 2),
+    "kinds/__init__.py:held_by": (TAKEN, 1),
+    "kinds/whole_gpu.py:choose": (CHOICE, 1),
+    "kinds/mig.py:choose": (CHOICE, 2),
+    "kinds/mig.py:_usable": (STATE, 1),
+    "kinds/vf.py:choose": (CHOICE, 1),
+    "kinds/vf.py:_obstacle": (STATE, 1),
+    "kinds/gpu_memory.py:allocate": (REQUEST, 1),
+    "kinds/gpu_memory.py:_blocks": (TAKEN, 1),
+    "kinds/gpu_memory.py:_no_fit": (CHOICE, 1),
+    "kinds/volcano_vgpus.py:choose": (VOLCANO, 2),
+    "kinds/volcano_vgpus.py:allocate": (VOLCANO, 1),
+    "kinds/volcano_vgpus.py:_check": (VOLCANO, 1),
+    "kinds/volcano_vgpus.py:next_waiting": (VOLCANO, 4),
+    "kubelet/plugin.py:_refuse_missing": (STATE, 1),
+    "kubelet/messages.py:read_allocate_request": (REQUEST, 1),
+    "kubelet/messages.py:read_preferred_request": (REQUEST, 1),
+}
+
+
+def test_each_refusal_of_the_code_is_in_the_table() -> None:
+    found: Counter[str] = Counter()
+    for path in (*sorted((ROOT / "kinds").glob("*.py")), *sorted((ROOT / "kubelet").glob("*.py"))):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+                made = sum(isinstance(it.func, ast.Name) and it.func.id == "Refused" for it in calls)
+                found[f"{path.relative_to(ROOT)}:{function.name}"] += made
+    assert +found == {place: count for place, (_, count) in REFUSALS.items()}
+
+
+PF = replace(pf_of(0, 2), link_type="ethernet")
+
+
+def vf_of(**changes: object) -> Function:
+    values: dict[str, object] = {
+        "pci_address": "0000:40:00.1",
+        "parent": PF.pci_address,
+        "vf_index": 0,
+        "num_vfs": None,
+        "total_vfs": None,
+        "netdev": None,
+        "rdma": None,
+    }
+    return replace(PF, **values | changes)
+
+
+def node_of(*vfs: Function) -> Snapshot:
+    """A node whose functions are judged, as the agent judges them."""
+    functions, faults = find_faults((PF, *vfs), ())
+    judge = NicJudge(HealthSettings())
+    judge.take_facts(functions, (), faults)
+    return Snapshot(functions=judge.judge(0.0), holdings=())
+
+
+MIG = MigDevice(
+    "MIG-0", "1g.10gb", 9856, 7, 0, ("/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67")
+)
+MIGS = MigDevices("x/mig", profile="1g.10gb", cdi_kind=GPU_KIND)
+DIVIDED = replace(gpu_of(0), mig=True, mig_devices=(MIG,))
+MEMORY = GpuMemory("x/gpu-mem", slice_mib=40_000)
+POOL = VfPool("x/nic0", (PF.pci_address,))
+VF = "0000:40:00.1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "snapshot", "device"),
+    [
+        pytest.param(POOL, node_of(vf_of(driver=None)), VF, id="a VF without a driver"),
+        pytest.param(POOL, node_of(vf_of(driver="igb_uio")), VF, id="a VF of a UIO driver"),
+        pytest.param(POOL, node_of(vf_of(driver="vfio-pci")), VF, id="a VF of vfio without IOMMU group"),
+        pytest.param(POOL, node_of(vf_of(driver="mlx5_vfio_pci")), VF, id="a VF of mlx5's vfio without one"),
+        pytest.param(
+            replace(POOL, vf_driver="rdma"), node_of(vf_of()), VF, id="a VF without its RDMA device"
+        ),
+        pytest.param(
+            replace(POOL, vf_driver="netdevice"),
+            node_of(vf_of(driver="vfio-pci", vfio_group="45")),
+            VF,
+            id="a VF of another driver",
+        ),
+        pytest.param(POOL, Snapshot(functions=(PF,), holdings=()), VF, id="a VF that is gone"),
+        pytest.param(
+            WholeGpus("x/gpu"), Snapshot(gpus=(replace(gpu_of(0), health=SICK),)), uuid_of(0), id="a sick GPU"
+        ),
+        pytest.param(WholeGpus("x/gpu"), Snapshot(gpus=(DIVIDED,)), uuid_of(0), id="a whole GPU in MIG mode"),
+        pytest.param(
+            MEMORY, Snapshot(gpus=(replace(gpu_of(0), health=SICK),)), f"{uuid_of(0)}::0", id="a sick slice"
+        ),
+        pytest.param(
+            MEMORY, Snapshot(gpus=(DIVIDED,)), f"{uuid_of(0)}::0", id="a slice of a GPU in MIG mode"
+        ),
+        pytest.param(
+            replace(MEMORY, enforcement="mps", mps=MpsShares("/mps")),
+            Snapshot(gpus=(gpu_of(0),)),
+            f"{uuid_of(0)}::0",
+            id="a slice without its MPS daemon",
+        ),
+        pytest.param(
+            MIGS, Snapshot(gpus=(replace(DIVIDED, health=SICK),)), MIG.uuid, id="a MIG device of a sick GPU"
+        ),
+        pytest.param(
+            MIGS,
+            Snapshot(gpus=(replace(DIVIDED, mig_devices=(replace(MIG, nodes=()),)),)),
+            MIG.uuid,
+            id="a MIG device without nodes",
+        ),
+        pytest.param(
+            MIGS,
+            Snapshot(gpus=(replace(DIVIDED, minor=None),)),
+            MIG.uuid,
+            id="a MIG device of a GPU without a node",
+        ),
+    ],
+)
+def test_a_device_that_no_container_can_have_is_unhealthy_or_not_listed(
+    kind: DeviceKind, snapshot: Snapshot, device: str
+) -> None:
+    with pytest.raises(Refused):
+        kind.allocate(snapshot, [device])
+    listed = {id_: entry.health for entry in kind.devices(snapshot) for id_ in entry.ids}
+    assert device not in listed or not listed[device].allocatable
+    if device in listed:
+        assert listed[device].reasons, "a person is told why"
+    with pytest.raises(Refused):
+        kind.prefer(snapshot, [device], [], 1)
