@@ -3,11 +3,14 @@
 * A member is a node with its leaf switches, or in a higher tier a group with its uplinks. It decides on two switches if
   it has one of them, and a neighbor on a rail that the other one serves. So a cable that is not there yet is no
   evidence, and a unit that is half cabled is one group.
-* Two sets of switches are joined if at least half of all decisions on their pairs are for it, and if two members at
-  least have switches of both. Whatever one member says, the others decide. One member joins what nobody else has: its
-  own switches to those of others, but not these to a third set. It also joins what is published together.
-* Exactly half supports both answers. The published tree decides then; without one, the switches are joined. If nobody
-  decides, what has been published together stays so.
+* Two parts, sets of switches, are joined if more than half of all decisions on their pairs are for it, and if two
+  members at least have switches of both. Whatever one member says, the others decide. One member joins what nobody else
+  has: its own switches to those of others, but not these to a third part.
+* The parts that reports alone leave are whole from then on, and the published tree joins them: those of one object,
+  unless most decisions are against it. It is the object that lists most of a part. So what is published stays so, and a
+  plan from the tree of this plan makes the same groups.
+* Exactly half supports both answers. Parts of two objects stay apart then, and a part that no object lists joins the
+  one that has most of its members.
 * Nodes with identical cabling are counted together, so that a sum over 100,000 nodes is one over a few thousand
   patterns. Switches with the same members are joined without counting.
 """
@@ -441,9 +444,7 @@ class _Joins:
         for each other one. Of two parts with nodes, the other one is published, or larger: no two that are published
         are joined."""
         at = {i: place for place, part in enumerate(parts) for i in part}
-        weight = [
-            sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts
-        ]
+        weight = [sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts]
         for place, part in enumerate(parts):
             if home[place]:
                 continue

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -128,6 +128,8 @@ def test_one_witness_joins_what_is_published_together() -> None:
 
 
 @settings(max_examples=examples(200))
+@example(seed=6509435713896552669, units=3, small=True, replaces=True)
+@example(seed=43896, units=3, small=False, replaces=True)
 @given(seed=SEED, units=st.integers(2, 6), small=st.booleans(), replaces=st.booleans())
 def test_one_report_of_any_content_joins_and_divides_no_group_of_others(
     seed: int, units: int, small: bool, replaces: bool
@@ -142,13 +144,17 @@ def test_one_report_of_any_content_joins_and_divides_no_group_of_others(
     cabling.pop(node, None)
     before = plan(cabling)
     assume(partition(before) == units_of(cabling))
-    assume(of_all_units(cabling) <= {odd.switch for odd in before.anomalies if odd.kind == AnomalyKind.SHARED_SWITCH})
+    assume(
+        of_all_units(cabling)
+        <= {odd.switch for odd in before.anomalies if odd.kind == AnomalyKind.SHARED_SWITCH}
+    )
     for published in ((), before.hypernodes):
         after = plan({**cabling, node: lie}, published)
         assert not changes(partition(before), partition(after), node)
 
 
 @settings(max_examples=examples(200))
+@example(seed=38351, units=2)
 @given(seed=SEED, units=st.integers(2, 6))
 def test_one_cable_in_another_unit_joins_nothing_and_is_named(seed: int, units: int) -> None:
     """With and without nodes that have more rails, fewer, or a NIC on a border switch. Other nodes keep their place.
@@ -193,6 +199,9 @@ def nodes_below(outcome: PlanOutcome, tier: int) -> Groups:
 
 
 @settings(max_examples=examples(60))
+@example(seed=264, units=5, patterns=False)
+@example(seed=54817, units=6, patterns=False)
+@example(seed=22613, units=5, patterns=False)
 @given(seed=SEED, units=st.integers(4, 6), patterns=st.booleans())
 def test_one_report_of_any_content_joins_and_divides_no_group_of_an_upper_tier(
     seed: int, units: int, patterns: bool
