@@ -1,6 +1,6 @@
 """The objects of leaf groups: their nodes, their NVLink domains, and their annotations.
 
-Annotations gain every switch that two of the nodes report; one report is enough in a group of two. A switch that no report
+Annotations gain every switch that two of the nodes report; one is enough in a group of two. A switch that no report
 mentions any more stays listed while a node of the object has a link without a neighbor.
 """
 
