@@ -106,8 +106,8 @@ class SwitchGraph:
         self._left_out: frozenset[str] = frozenset()
         self._further: dict[tuple[str, str], int] = {}
         """The links of a rail to a switch beside the first one of each member."""
-        self._rows: list[Sequence[str]] = []
-        """The switch of each link of a member, those with identical cabling once."""
+        self._rows: list[tuple[Sequence[str], int]] = []
+        """The switch of each link of a member, and how many members have this cabling."""
         self._strict: dict[str, tuple[str, ...]] = {}
         self.rails: dict[str, dict[str, int]] = {}
         self.of: dict[str, SwitchGroup] = {}
@@ -122,7 +122,7 @@ class SwitchGraph:
         """
         degree, common = self._degree, self._common
         cabled = [(leaf, rail) for leaf, rail in links if leaf]
-        self._rows.append([leaf for leaf, _ in cabled] or leaves)
+        self._rows.append(([leaf for leaf, _ in cabled] or leaves, members))
         for leaf, rail in cabled:
             counts = self.rails.setdefault(leaf, {})
             counts[rail] = counts.get(rail, 0) + members
@@ -218,7 +218,7 @@ class SwitchGraph:
         part_of = {leaf: part for part in parts for leaf in part} | self.static
         weight = {part: sum(map(self.degree, part)) for part in set(part_of.values())}
         found: set[tuple[str, ...]] = set()
-        for row in self._rows:
+        for row, _ in self._rows:
             votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
             if votes:
                 found.add(min(votes, key=lambda part: (-votes[part], -weight[part], part)))
@@ -227,7 +227,7 @@ class SwitchGraph:
     def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
         """The members of these switches, those with identical cabling once, by number."""
         found: dict[str, set[int]] = {leaf: set() for leaf in leaves}
-        for i, row in enumerate(self._rows):
+        for i, (row, _) in enumerate(self._rows):
             for leaf in row:
                 if leaf in found:
                     found[leaf].add(i)
@@ -291,7 +291,10 @@ class SwitchGraph:
                     MAJORITY * both > first and self._has_few_rails(other, most)
                 ):
                     continue
-                if min(-both - common, self._members_on(other, rail)) > 1 or (first >= -2 and not silent):
+                if (
+                    (-both - common > 1 or (both < -1 and self._count_apart(leaf, other, most) > 1))
+                    and self._members_on(other, rail) > 1
+                ) or (first >= -2 and not silent):
                     pairs.append((both, most, other))
                 break
         if not pairs:
@@ -309,6 +312,12 @@ class SwitchGraph:
         own = 1 + max(self._count_joined(each, sharing, few) for each, few in least.items())
         alone = both == -1 and self._common[leaf][one] == 1
         return (one, another) if len(sharing) <= (own - 1 if alone else 2 * own) else None
+
+    def _count_apart(self, leaf: str, other: str, first: str) -> int:
+        """How many members have these two switches, and not the first one."""
+        return sum(
+            members for row, members in self._rows if leaf in row and other in row and first not in row
+        )
 
     def _count_silent(self, leaf: str, rail: str) -> int:
         """How many members of a switch have no neighbor on this rail."""
