@@ -27,7 +27,7 @@ from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.in_force import needs_restart
 from nodeagent.config.reference import schema
 from nodeagent.config.setting import Settings
-from nodeagent.fabric.fabric_settings import OWN_LABELS, LabelPreset, preset_keys
+from nodeagent.fabric.fabric_settings import OWN_LABELS, TIER_LABEL, LabelPreset, preset_keys
 from nodeagent.topology.controller_config import FabricConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -116,6 +116,7 @@ USES = {
         "cluster.evict.enabled: true, or enforcement: evict of a gpu-mem resource,",
     ),
     "jobs": ("$cluster.reportHolders", "cluster.reportHolders: true"),
+    "rails": ("($settings.rails | default dict).probe", "rails.probe: true"),
     "dra": ('has "mode: dra" $said', "mode: dra of a resource"),
     "migClaims": (
         'and $.Values.dra.enabled (has "kind: mig, mode: dra" $said)',
@@ -195,10 +196,22 @@ _PREFIXES = """\
 {{- end }}
 """
 
-_MARKS = """\
+_LAST = """\
 {{- if $nodes }}{{ $_ := set $asked "nodes" $nodes }}{{ end }}
 {{- if and .Values.marks.enabled (not (or $nodes.minLinksCondition $nodes.minLinksTaint)) }}
 {{- fail "marks.enabled needs minLinks, and nodes.minLinksCondition or nodes.minLinksTaint, in controller.fabric" }}
+{{- end }}
+{{- if and .Values.rails.enabled (not ($asked.rails | default dict).probe) }}
+{{- fail "rails.enabled needs rails.probe: true in controller.fabric, or nobody chooses partners" }}
+{{- end }}
+{{- if .Values.kueue.enabled }}
+{{- $keys := ($asked.labels | default dict).keys }}
+{{- if and (kindIs "slice" $keys) (not (has "@tier@" $keys)) }}
+{{- fail "kueue.enabled needs the label key @tier@ in labels.keys of controller.fabric: its Topology has it" }}
+{{- end }}
+{{- if and (kindIs "slice" $asked.outputs) (not (has "labels" $asked.outputs)) }}
+{{- fail "kueue.enabled needs labels in outputs of controller.fabric: Kueue counts a node by them" }}
+{{- end }}
 {{- end }}
 {{- $given := kindIs "map" .Values.controller.fabric | ternary $fabric .Values.controller.fabric }}
 {{- $written := deepEqual $asked $fabric | ternary $given $asked }}
@@ -296,7 +309,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             + write(elsewhere("node-feature-groups", "nodeFeatureGroups", kubectl)),
         ),
         "templates/rails.yaml": when(
-            "rails.enabled", needs_controller("rails") + write(build("rails", kubectl))
+            "rails.enabled", needs_controller("rails") + used("rails") + write(build("rails", kubectl))
         ),
         "templates/jobs.yaml": when(
             "jobs.enabled", needs_controller("jobs") + used("jobs") + write(build("jobs", kubectl))
@@ -359,7 +372,7 @@ def asked_of_the_controller() -> str:
         + _SWITCHED_ON.replace("@part@", "startupTaint")
         .replace("@settings@", "$nodes")
         .replace("@path@", "nodes.startupTaint")
-        + _MARKS
+        + _LAST.replace("@tier@", TIER_LABEL)
     )
 
 

@@ -244,6 +244,14 @@ AGENT: dict[str, Note] = {
         rules="pre_fec_ber pre_fec_ber_warning post_fec_errors"),
     "link_mac_faults_total": Note(
         "local: this side receives nothing usable; remote: the peer does not."),
+    "link_mac_errors_total": Note(
+        "One that grows on one link alone: clean or replace its cable or module. length and too_long on many: a peer "
+        "with another MTU."),
+    "link_mac_oversize_frames_total": Note("No error: some NICs count jumbo frames here."),
+    "link_mac_control_frames_total": Note(
+        "Should not grow where neither PFC nor global pause is in use."),
+    "link_mac_control_unsupported_frames_total": Note(
+        "The peer sends control frames that this NIC ignores: compare the PFC settings of both ends."),
     "link_pause_frames_total": Note(
         "Prefer nodeagent_link_pause_seconds_total; only priorities with PFC count; receive: the peer paused this "
         "node, transmit: this node paused the peer.",
@@ -443,7 +451,11 @@ AGENT: dict[str, Note] = {
         "Fewer than the errors: the firmware did not recover from some of them."),
     "kernel_events_total": Note(
         "Messages of the driver about this device; the rules use the same patterns.",
-        peers="problem_counter (node-problem-detector)", rules="firmware_fatal transmit_timeouts command_failures"),
+        peers="problem_counter (node-problem-detector)",
+        rules="firmware_fatal transmit_timeouts command_failures high_temperature"),
+    "pcie_slot_power_low": Note(
+        "Absent until the driver has written a line about it. 1: set the power limit of the slot in the machine's "
+        "firmware.", rules="slot_power"),
     "gpus": Note(
         "on_bus above named: a GPU is lost or is not offered; nodeagent_gpu_health_reason gives the reason.",
         origin="/sys/bus/pci/devices and NVML"),

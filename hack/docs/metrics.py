@@ -61,6 +61,7 @@ READERS: dict[Source, tuple[str, str, str]] = {
     Source.STATE: ("ethtool netlink LINKSTATE_GET", _ETHTOOL_RATE, "-"),
     Source.FEC: ("ethtool netlink FEC_GET", _ETHTOOL_RATE, "-"),
     Source.PAUSE: ("ethtool netlink PAUSE_GET", _ETHTOOL_RATE, "-"),
+    Source.STANDARD: ("ethtool netlink STATS_GET, Linux 5.13", f"{_RATES.driver_seconds:g} s", "-"),
     Source.DRIVER: ("ETHTOOL_GSTATS; names of mlx5, bnxt_en and ice", f"{_RATES.driver_seconds:g} s", "-"),
     Source.RDMA: ("sysfs; NETLINK_RDMA for hardware counters", f"{_RATES.rdma_seconds:g} s", "-"),
     Source.PCIE: ("sysfs", f"{_RATES.pcie_seconds:g} s", "-"),

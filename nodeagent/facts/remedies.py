@@ -14,6 +14,8 @@ _REMEDIES = {
     "firmware_fatal": "the firmware of the NIC has failed: drain the node and reboot it",
     "transmit_timeouts": "the NIC does not send: drain the node, reload mlx5_core or reboot; then replace the NIC",
     "command_failures": "the firmware of the NIC refuses commands: drain the node and reboot it; update the firmware",
+    "high_temperature": "the NIC or its module is too hot: check the fans and the air flow of the node",
+    "slot_power": "set the power limit of the PCIe slot to 75 W in the machine's firmware, or move the NIC",
     "verbs_missing": "load ib_uverbs and restart udev (udevadm trigger), or reboot the node",
     "flapping": "reseat or replace cable and optics",
     "speed_reduced": "check the optics at both ends, and the speed of the switch port",

@@ -27,6 +27,7 @@ from nodeagent.facts.model import (
     MAINTENANCE,
     Function,
     Gpu,
+    GpuFunction,
     Health,
     Link,
     Neighbor,
@@ -708,7 +709,7 @@ def _majority(nics: Iterable[NicState]) -> float | None:
     return speed if 2 * votes > len(speeds) else None
 
 
-def roles(functions: Iterable[Function], gpus: Iterable[Gpu]) -> dict[str, str]:
+def roles(functions: Iterable[Function], gpus: Iterable[Gpu | GpuFunction]) -> dict[str, str]:
     """Return the role of each PF: its model, and whether it is behind the PCIe switch of a GPU (compute) or not
     (storage, frontend)."""
     of_gpus = {root_port(gpu.pci_path) for gpu in gpus} - {None}

@@ -39,6 +39,7 @@ PATTERNS: dict[str, re.Pattern[bytes]] = {
 }
 """By key, the text after name and address in a line of mlx5_core (drivers/net/ethernet/mellanox/mlx5)."""
 
+_SUFFICIENT_POWER = re.compile(rb"PCIe slot advertised sufficient power")
 _LINE = re.compile(rb"mlx5_core ([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])[ :]")
 _SXID = re.compile(
     rb"nvidia-nvswitch\d{1,3}: SXid \(PCI:([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])\): "
@@ -128,11 +129,26 @@ def events_of(record: bytes) -> Iterator[FirmwareEvent]:
             yield FirmwareEvent(line[1].decode("ascii"), key)
 
 
+def power_of(record: bytes) -> tuple[str, bool] | None:
+    """The function that a line about the power of its slot is about, and whether the power is too low (events.c of
+    mlx5 writes a line at each change, and one when the driver starts)."""
+    text = _kernel_text(record)
+    line = _LINE.match(text)
+    if line is None:
+        return None
+    low = PATTERNS["insufficient_power"].search(text, line.end()) is not None
+    if not low and not _SUFFICIENT_POWER.search(text, line.end()):
+        return None
+    return line[1].decode("ascii"), low
+
+
 class KernelLog(Closing):
     """Reads from the oldest line on, without waiting. ``overruns`` counts how often lines were lost. ``messages`` are
-    the different ones of NVIDIA's drivers in the last reading, ``left_out`` those that one device had too many of."""
+    the different ones of NVIDIA's drivers in the last reading, ``left_out`` those that one device had too many of.
+    ``low_power``: whether the slot of a function offers too little power, by its last line."""
 
     def __init__(self, path: str | os.PathLike[str] = PATH) -> None:
+        self.low_power: dict[str, bool] = {}
         self.overruns = self.left_out = 0
         self.messages: list[DriverMessage] = []
         try:
@@ -170,6 +186,8 @@ class KernelLog(Closing):
             if not record:
                 return events, False
             events.update(events_of(record))
+            if (power := power_of(record)) is not None:
+                self.low_power[power[0]] = power[1]
             if (message := message_of(record)) is not None:
                 self._take(message, taken)
         return events, True

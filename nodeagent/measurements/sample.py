@@ -25,6 +25,8 @@ class Source(StrEnum):
     """ethtool netlink: extended link state"""
     FEC = "fec"
     PAUSE = "pause"
+    STANDARD = "standard"
+    """ethtool netlink: counters of IEEE 802.3 and RMON, which the kernel names alike for all drivers"""
     DRIVER = "driver"
     """the driver's private statistics (ETHTOOL_GSTATS); on mlx5 the firmware answers, which is slower"""
     RDMA = "rdma"

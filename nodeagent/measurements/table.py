@@ -11,10 +11,11 @@ from __future__ import annotations
 from nodeagent.measurements.family import FROM_RULES, Family, Measurement, row
 from nodeagent.measurements.sample import Source
 
-ADMINISTRATION, DEVLINK, DRIVER, FEC, GPU = (
+ADMINISTRATION, DEVLINK, DRIVER, STANDARD, FEC, GPU = (
     Source.ADMINISTRATION,
     Source.DEVLINK,
     Source.DRIVER,
+    Source.STANDARD,
     Source.FEC,
     Source.GPU,
 )
@@ -225,11 +226,11 @@ _STATS64_ROWS = tuple(
 
 _WIRE_ROWS: tuple[Family, ...] = (
     row("link_receive_crc_errors_total", "device", LINK, "Frames received with a wrong checksum.",
-        ("crc_errors", "IFLA_STATS64 rx_crc_errors, or the driver's rx_crc_errors_phy if it has one")),
+        ("crc_errors", "FrameCheckSequenceErrors, or the driver's rx_crc_errors_phy, or IFLA_STATS64 rx_crc_errors")),
     row("link_phy_receive_bytes_total", "device", DRIVER, "Bytes received on the wire, RDMA included.",
-        ("phy_rx_bytes", "rx_bytes_phy of mlx5, RDMA included")),
+        ("phy_rx_bytes", "rx_bytes_phy of mlx5, RDMA included; of a driver without a table OctetsReceivedOK")),
     row("link_phy_transmit_bytes_total", "device", DRIVER, "Bytes sent on the wire, RDMA included.",
-        ("phy_tx_bytes", "tx_bytes_phy of mlx5, RDMA included")),
+        ("phy_tx_bytes", "tx_bytes_phy of mlx5, RDMA included; of a driver without a table OctetsTransmittedOK")),
     row("link_receive_discards_total", "device", DRIVER, "Packets discarded because the adapter had no room.",
         ("rx_discards", "rx_discards_phy: the adapter had no room")),
     row("link_transmit_discards_total", "device", DRIVER, "Packets that the adapter could not send in time.",
@@ -244,7 +245,8 @@ _WIRE_ROWS: tuple[Family, ...] = (
     row("link_fec_corrected_bit_errors_total", "device", FEC, "Bits that FEC corrected.",
         ("fec_corrected_bits", "ETHTOOL_A_FEC_STAT_CORR_BITS, or the driver's rx_corrected_bits_phy")),
     row("link_phy_symbol_errors_total", "device", DRIVER, "Symbol errors after FEC: traffic was lost.",
-        ("symbol_errors", "rx_pcs_symbol_err_phy: not corrected by FEC, traffic is lost")),
+        ("symbol_errors", "rx_pcs_symbol_err_phy: not corrected by FEC, traffic is lost; of a driver without a table "
+         "SymbolErrorDuringCarrier, which counts a frame once")),
     row("link_lane_bit_errors_total", "device,lane", DRIVER, "Bit errors of one lane before FEC.",
         ("lane_errors", "rx_err_lane_N_phy, before FEC"), per="lane"),
     row("link_phy_receive_line_bytes_total", "device", DRIVER,
@@ -254,6 +256,25 @@ _WIRE_ROWS: tuple[Family, ...] = (
     row("link_mac_faults_total", "device,side", DRIVER, "Faults that the MAC saw: on this side, or told by the peer.",
         ("mac_local_faults", "mac_local_faults of ice", "local"),
         ("mac_remote_faults", "mac_remote_faults of ice", "remote")),
+    row("link_mac_errors_total", "device,error", STANDARD,
+        "Frames that the MAC could not take or send, by the kernel's standard counters.",
+        ("mac_alignment_errors", "AlignmentErrors", "alignment"),
+        ("mac_receive_errors", "FramesLostDueToIntMACRcvError", "internal_receive"),
+        ("mac_transmit_errors", "FramesLostDueToIntMACXmitError", "internal_transmit"),
+        ("mac_length_errors", "InRangeLengthErrors", "length"),
+        ("mac_too_long", "FrameTooLongErrors", "too_long"),
+        ("mac_undersize", "etherStatsUndersizePkts", "undersize"),
+        ("mac_fragments", "etherStatsFragments", "fragment"),
+        ("mac_jabbers", "etherStatsJabbers", "jabber")),
+    row("link_mac_oversize_frames_total", "device", STANDARD,
+        "Good frames that are longer than the NIC calls normal.", ("mac_oversize", "etherStatsOversizePkts")),
+    row("link_mac_control_frames_total", "device,direction", STANDARD,
+        "MAC control frames: pauses of IEEE 802.3x, and on some NICs those of PFC.",
+        ("mac_control_received", "MACControlFramesReceived", "receive"),
+        ("mac_control_sent", "MACControlFramesTransmitted", "transmit")),
+    row("link_mac_control_unsupported_frames_total", "device", STANDARD,
+        "MAC control frames received that the NIC does not know.",
+        ("mac_control_unsupported", "UnsupportedOpcodesReceived")),
     row("link_pause_frames_total", "device,priority,direction", DRIVER, "PFC pause frames.",
         ("prio_rx_pause_frames", "rx_prioN_pause: the peer paused this node", "receive"),
         ("prio_tx_pause_frames", "tx_prioN_pause: this node paused the peer", "transmit"), per="priority"),
@@ -509,6 +530,8 @@ _FIRMWARE_ROWS: tuple[Family, ...] = (
         ("devlink_recoveries", "DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT"), per="reporter"),
     row("kernel_events_total", "pci_address,pattern", KERNEL, "Lines of the kernel log that match a known pattern.",
         ("kernel_events", "matching lines of the kernel log"), per="pattern"),
+    row("pcie_slot_power_low", "pci_address", KERNEL, "1 if the PCIe slot offers less power than the NIC asks for.",
+        ("slot_power_low", "the driver's last line about the power of the slot: 1 insufficient, 0 sufficient")),
 )  # fmt: skip
 
 NIC_ROWS = (

@@ -20,6 +20,7 @@ from nodeagent.dra.device_attributes import VALUE_MAX
 from nodeagent.dra.devices import GPU, MIG, NIC, DraDevice, MigPlace, devices_of, lacking_enforcement
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function, Link, Snapshot, State
+from nodeagent.health.link_modes import ports_in_another_mode
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds import named as _named
 from nodeagent.kinds.device_list_size import status_remark
@@ -216,6 +217,8 @@ class Offer:
             *hindered,
             *_tiny_slices(self.config, snapshot),
             *_unreachable_vfs(self.rails, snapshot),
+            *_without_rdma_cm(self.rails, snapshot),
+            *_in_another_mode(snapshot),
         )
 
     def _offered_twice(self, snapshot: Snapshot) -> Iterator[Trouble]:
@@ -443,6 +446,20 @@ def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[T
     ):
         if found:
             yield Trouble(f"VFs have {what} ({_named(found)})", fatal=False)
+
+
+def _without_rdma_cm(offered: Collection[str], snapshot: Snapshot) -> Iterator[Trouble]:
+    if not snapshot.paths.rdma_cm and any(vf.rdma for vf in snapshot.functions if vf.parent in offered):
+        message = (
+            "containers with VFs get no /dev/infiniband/rdma_cm, because the host has none: modprobe rdma_ucm, and "
+            "name it in /etc/modules-load.d"
+        )
+        yield Trouble(message, fatal=False, source="paths")
+
+
+def _in_another_mode(snapshot: Snapshot) -> Iterator[Trouble]:
+    for _, sentence in ports_in_another_mode(snapshot.functions, snapshot.links, snapshot.gpu_functions):
+        yield Trouble(sentence, fatal=False)
 
 
 def _vf_shortage(config: Config, entry: VfResource, snapshot: Snapshot) -> str | None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from nodeagent.base.supervise import either
@@ -74,7 +74,7 @@ class KernelLogReader:
                     await asyncio.sleep(0)
                     continue
                 stated = new or boottime() - stated_at >= _REPEAT_S
-                yield self._samples(counts) if stated else [], duration_s
+                yield self._samples(counts, kernel.low_power) if stated else [], duration_s
                 stated_at = boottime() if stated else stated_at
                 new, duration_s = 0, 0.0
                 # A log that is written all the time must not keep the loop from its other work.
@@ -83,7 +83,7 @@ class KernelLogReader:
                     async with asyncio.timeout(_REPEAT_S):
                         await wait_readable(kernel.fileno())
 
-    def _samples(self, counts: Counter[FirmwareEvent]) -> list[Sample]:
+    def _samples(self, counts: Counter[FirmwareEvent], low_power: Mapping[str, bool]) -> list[Sample]:
         """One per PF, with the lines of its VFs: PF and VFs share one firmware."""
         functions = self._functions()
         pf_of = {function.pci_address: function.parent or function.pci_address for function in functions}
@@ -97,6 +97,9 @@ class KernelLogReader:
             pf_values = values.get(pf_of.get(event.pci_address, ""))
             if pf_values is not None:
                 pf_values[f"kernel_events/{event.pattern}"] += count
+        for address, is_low in low_power.items():
+            if address in values:
+                values[address]["slot_power_low"] = float(is_low)
         return [Sample(now, device, Source.KERNEL, pf_values) for device, pf_values in values.items()]
 
 

@@ -1,4 +1,4 @@
-"""Readers of links over netlink: state and counters, speed, link state, FEC, pauses and VF traffic.
+"""Readers of links over netlink: state and counters, speed, link state, FEC, pauses, MAC counters and VF traffic.
 
 Each ethtool reader makes one dump for all ports. If a driver's error ends the dump, the reader queries each port by
 itself for ``RETRY_S``, and skips the ports that fail.
@@ -151,6 +151,42 @@ def ethtool_readers(
         EthtoolReader(Source.FEC, pf_netdevs, socket, ethtool.FEC, _fec),
         EthtoolReader(Source.PAUSE, pf_netdevs, socket, ethtool.PAUSE, _pause),
     )
+
+
+STANDARD_NAMES = {
+    "SymbolErrorDuringCarrier": "symbol_errors",
+    "FrameCheckSequenceErrors": "crc_errors",
+    "OctetsReceivedOK": "phy_rx_bytes",
+    "OctetsTransmittedOK": "phy_tx_bytes",
+    "AlignmentErrors": "mac_alignment_errors",
+    "FramesLostDueToIntMACRcvError": "mac_receive_errors",
+    "FramesLostDueToIntMACXmitError": "mac_transmit_errors",
+    "InRangeLengthErrors": "mac_length_errors",
+    "FrameTooLongErrors": "mac_too_long",
+    "etherStatsUndersizePkts": "mac_undersize",
+    "etherStatsOversizePkts": "mac_oversize",
+    "etherStatsFragments": "mac_fragments",
+    "etherStatsJabbers": "mac_jabbers",
+    "MACControlFramesReceived": "mac_control_received",
+    "MACControlFramesTransmitted": "mac_control_sent",
+    "UnsupportedOpcodesReceived": "mac_control_unsupported",
+}
+"""By the kernel's name: the sample name. Numbers of good frames and of collisions are left out: the link's own
+statistics have the first, and a full-duplex link has none of the others. Where a driver counts more exactly by a name
+of its own, that one is stated (``sampler.PREFERRED``)."""
+
+
+def standard_reader(pf_netdevs: PfNetdevs) -> EthtoolReader[ethtool.StandardCounters]:
+    """The reader has a socket of its own: on mlx5 its answers cost firmware commands, as the driver's statistics do,
+    so it runs at their rate."""
+    socket = LazySocket(ethtool.EthtoolSocket)
+    return EthtoolReader(Source.STANDARD, pf_netdevs, socket, ethtool.STANDARD, standard_values)
+
+
+def standard_values(standard: ethtool.StandardCounters) -> ValuesAndTexts:
+    return {
+        name: standard.counts[word] for word, name in STANDARD_NAMES.items() if word in standard.counts
+    }, {}
 
 
 def _modes(modes: ethtool.LinkModes) -> ValuesAndTexts:

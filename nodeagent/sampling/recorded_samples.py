@@ -21,9 +21,6 @@ _IFF_UP = 1
 _SPEED_UNKNOWN = 0xFFFF_FFFF
 _decoder = msgspec.json.Decoder(list[Sample])
 
-_ORDER = {Source.FEC: -2, Source.DRIVER: -1, Source.LINK: 1}
-"""The preferred reader of a counter first: ``latest_samples.PREFERRED``."""
-
 _STATISTICS = {
     "rx_bytes": "rx_bytes",
     "tx_bytes": "tx_bytes",
@@ -77,7 +74,7 @@ class RecordedSamplesReader(SampleReader):
                 samples += [
                     sample for sample in link_samples if (sample.device, sample.source) not in in_file
                 ]
-        return sorted(samples, key=lambda sample: _ORDER.get(sample.source, 0))
+        return samples
 
     def _file(self) -> list[Sample]:
         """The samples of the file, decoded again only after it was replaced."""

@@ -9,7 +9,7 @@
 * The kernel counts flaps; this module does not.
 * ``publish`` gets the samples. They are never in the snapshot.
 
-Two readers may know one counter. Then one of them states it and the other leaves it out, so that the counter does
+Several readers may know one counter. Then one of them states it and the others leave it out, so that the counter does
 not jump between two values. The preferred reader wins as soon as it has stated the counter.
 
 A driver drops the carrier to apply a change; the rules on lost carriers need to know about the change.
@@ -35,7 +35,7 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
 from nodeagent.sampling.event_readers import AdministrationReader, KernelLogReader
-from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
+from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers, standard_reader
 from nodeagent.sampling.reader import FORBIDDEN_ERRORS, READ_ERRORS, PfNetdevs, SampleReader
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
@@ -54,6 +54,7 @@ _STATE = ("admin_up", "carrier", "oper_up", "carrier_up", "carrier_down")
 """Values of a link that are published as soon as they change."""
 _OVERRUN_NAMES = {
     Source.MODES: "ethtool",
+    Source.STANDARD: "standard",
     Source.MODULE: "eeprom",
     Source.LINK: "links",
     Source.VF: "vfs",
@@ -107,7 +108,7 @@ class Sampler:
         if live:
             rounds += [
                 (rates.ethtool_seconds, ethtool_readers(self._pf_netdevs)),
-                (rates.driver_seconds, (DriverReader(self._pf_netdevs),)),
+                (rates.driver_seconds, (standard_reader(self._pf_netdevs), DriverReader(self._pf_netdevs))),
                 (rates.devlink_seconds, (DevlinkReader(),)),
                 (rates.vf_seconds, (VfReader(self._pf_netdevs),)),
                 (rates.module_seconds, (TransceiverReader(self._pf_netdevs),)),
@@ -367,31 +368,38 @@ def _read(reader: SampleReader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sam
         return (), error
 
 
-PREFERRED: dict[str, tuple[Source, Source]] = {
-    "crc_errors": (Source.DRIVER, Source.LINK),
+PREFERRED: dict[str, tuple[Source, ...]] = {
+    "crc_errors": (Source.STANDARD, Source.DRIVER, Source.LINK),
     "fec_corrected_bits": (Source.FEC, Source.DRIVER),
+    "symbol_errors": (Source.DRIVER, Source.STANDARD),
+    "phy_rx_bytes": (Source.DRIVER, Source.STANDARD),
+    "phy_tx_bytes": (Source.DRIVER, Source.STANDARD),
 }
-"""By name: the preferred reader, and the reader that states the counter if the first cannot."""
+"""By name: the readers that know the counter, the best first. The kernel's name comes before those of the drivers,
+except where its meaning is narrower: SymbolErrorDuringCarrier counts a frame once, however many of its symbols are
+wrong (mlx5 has both), and OctetsReceivedOK leaves out what belongs to no good frame."""
 
-_SECOND_CHOICE = {
-    source: tuple((name, first) for name, (first, second) in PREFERRED.items() if second is source)
-    for source in {second for _, second in PREFERRED.values()}
+_BETTER = {
+    source: tuple(
+        (name, readers[: readers.index(source)])
+        for name, readers in PREFERRED.items()
+        if source in readers[1:]
+    )
+    for source in {reader for readers in PREFERRED.values() for reader in readers[1:]}
 }
-"""By reader: the names for which another reader is preferred, with that reader."""
+"""By reader: the names for which other readers are preferred, with these readers."""
 
 
 def _without_duplicates(
-    sample: Sample,
-    second_choice: tuple[tuple[str, Source], ...],
-    device_samples: dict[Source, Sample],
-    attempted: Callable[[Source], bool],
+    sample: Sample, device_samples: dict[Source, Sample], attempted: Callable[[Source], bool]
 ) -> Sample:
     values = sample.values
-    for name, preferred in second_choice:
-        if name in values:
-            other = device_samples.get(preferred)
-            if not attempted(preferred) or (other is not None and name in other.values):
-                values = {key: value for key, value in values.items() if key != name}
+    for name, readers in _BETTER.get(sample.source, ()):
+        if name in values and any(
+            not attempted(reader) or (reader in device_samples and name in device_samples[reader].values)
+            for reader in readers
+        ):
+            values = {key: value for key, value in values.items() if key != name}
     return sample if values is sample.values else msgspec.structs.replace(sample, values=values)
 
 
@@ -407,12 +415,12 @@ class LatestSamples:
         ``attempted``: whether a reader has finished a reading, or never runs. Until the preferred reader has, no
         other reader states its counters.
         """
+        for sample in samples:
+            self._samples.setdefault(sample.device, {})[sample.source] = sample
         taken = []
         for sample in samples:
-            device_samples = self._samples.setdefault(sample.device, {})
-            kept = sample
-            if second_choice := _SECOND_CHOICE.get(sample.source):
-                kept = _without_duplicates(sample, second_choice, device_samples, attempted)
+            device_samples = self._samples[sample.device]
+            kept = _without_duplicates(sample, device_samples, attempted)
             device_samples[sample.source] = kept
             taken.append(kept)
         return tuple(taken)

@@ -32,8 +32,8 @@ class SamplesSettings(Settings, frozen=True, kw_only=True):
     driver_seconds: Annotated[
         Every | None,
         setting(
-            "Seconds between two readings of the drivers' statistics (ethtool -S). On mlx5 a reading costs "
-            "several firmware commands."
+            "Seconds between two readings of the drivers' statistics (ethtool -S) and of the kernel's standard ones "
+            "(ethtool -S NETDEV --all-groups). On mlx5 a reading costs several firmware commands."
         ),
     ] = 15.0
     rdma_seconds: Annotated[

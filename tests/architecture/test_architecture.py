@@ -49,6 +49,7 @@ LARGE_CLASSES = {
     "nodeagent/cluster/agent_tasks.py:AgentState": "what the agent hands to the parts that write, one field each",
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
+    "hack/lab/nodeagent_lab/sim/machine/hardware_values.py:Hardware": "one field for each reader of a NIC",
     "hack/lab/nodeagent_lab/demo/claim_show.py:ClaimShow": "one method for each step of the demo",
     "nodeagent/controller.py:Controller": COMPOSED,
     "nodeagent/offering/device_offering.py:DeviceOffering": COMPOSED,

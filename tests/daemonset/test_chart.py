@@ -542,8 +542,9 @@ def test_a_part_of_the_controller_is_refused_without_the_controller(part: str) -
 
 
 FABRIC = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "FabricConfig"}
-MARKING = FABRIC | {"minLinks": 1, "nodes": {"minLinksTaint": True}}
-HOLDERS = {"config": HEADER | {"cluster": {"reportHolders": True}}}
+PROBE = {"rails": {"probe": True}}
+MARKING = FABRIC | PROBE | {"minLinks": 1, "nodes": {"minLinksTaint": True}}
+HOLDERS = {"config": HEADER | PROBE | {"cluster": {"reportHolders": True}}}
 
 
 def fabric_of(values: dict[str, Any], fabric: Any = None) -> FabricConfig:
@@ -601,6 +602,12 @@ def test_a_configuration_that_has_its_line_is_written_as_it_is() -> None:
         ({"startupTaint": {"enabled": True}}, {"nodes": {"startupTaint": False}}, ("nodes.startupTaint: false",)),
         ({"marks": {"enabled": True}}, {"minLinks": 1}, ("marks.enabled needs minLinks",)),
         ({"jobs": {"enabled": True}}, {}, ("jobs.enabled needs cluster.reportHolders: true",)),
+        ({"rails": {"enabled": True}}, PROBE, ("rails.enabled needs rails.probe: true in config",)),
+        ({"rails": {"enabled": True}, "config": HEADER | PROBE}, {},
+         ("rails.enabled needs rails.probe: true in controller.fabric",)),
+        ({"kueue": {"enabled": True}}, {"labels": {"keys": ["example.com/rack-{tier}"]}},
+         ("kueue.enabled needs the label key topology.nodeagent.io/tier-{tier}", "labels.keys")),
+        ({"kueue": {"enabled": True}}, {"outputs": ["hypernodes"]}, ("kueue.enabled needs labels in outputs",)),
         ({"jobs": {"enabled": True}, "pools": {"a": {"nodeSelector": {"a": "b"}, "config": HEADER}}}, {},
          ("jobs.enabled needs cluster.reportHolders: true",)),
     ],

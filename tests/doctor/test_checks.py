@@ -98,6 +98,24 @@ def of_nics(*functions: Function, **fields: object) -> nic_checks.NicFacts:
     return replace(nic_checks.NicFacts(facts, iommu_groups=3), **fields)
 
 
+def lag(first: str, device: str = "mlx5_0", **fields: object) -> nic_checks.NicFacts:
+    """Two ports of a card of which the first alone has an RDMA device."""
+    one = structs.replace(PF, netdev=first, rdma=Rdma(device))
+    return of_nics(one, structs.replace(PF, pci_address="0000:18:00.1", netdev="ens2", rdma=None), **fields)
+
+
+def four_nics() -> PciFacts:
+    """Three NICs in Ethernet mode with a link, and one in InfiniBand mode without."""
+    pfs = [
+        structs.replace(PF, pci_address=f"0000:{bus}:00.0", netdev=f"ens{bus}") for bus in (18, 19, 20, 21)
+    ]
+    pfs[3] = structs.replace(pfs[3], netdev="ib0", link_type="infiniband")
+    up = [structs.replace(ROUTED, netdev=pf.netdev or "", pci_address=pf.pci_address) for pf in pfs]
+    up[3] = structs.replace(up[3], carrier=False)
+    links = tuple(structs.replace(link, default_route=False) for link in up)
+    return PciFacts(functions=tuple(pfs), links=links)
+
+
 GUID = "0e42:a103:0116:054c"
 
 
@@ -223,6 +241,12 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     ("note default_route", nic_checks.findings(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
     ("note rdma_missing", nic_checks.findings(of_nics(structs.replace(PF, rdma=None)), DEFAULT)),
+    ("note rdma_missing", nic_checks.findings(lag("ens1", masters={"ens2": "bond0"}), DEFAULT)),
+    (
+        "warn rdma_cm_missing",
+        nic_checks.findings(of_nics(PF, structs.replace(VF, rdma=Rdma("mlx5_8")), rdma_cm=False), DEFAULT),
+    ),
+    ("warn link_mode_differs", nic_checks.findings(of_nics(facts=four_nics()), DEFAULT)),
     ("fix iommu_off", nic_checks.findings(of_nics(iommu_groups=0), VFIO)),
     ("note iommu_off", nic_checks.findings(of_nics(iommu_groups=0), DEFAULT)),
     ("note iommu_translated", nic_checks.findings(of_nics(domains={PF.pci_address: "DMA-FQ"}), DEFAULT)),
@@ -629,6 +653,34 @@ CASES += DRA_CASES
 @pytest.mark.parametrize(("expected", "found"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
 def test_facts_give_the_expected_finding(expected: str, found: Iterable[Finding]) -> None:
     assert expected in {f"{one.level} {one.key}" for one in found}
+
+
+BOND = {"ens1": "bond0", "ens2": "bond0"}
+
+
+@pytest.mark.parametrize(
+    ("nics", "key"),
+    [
+        (lag("ens1", masters=BOND), "ok rdma_lag"),
+        (lag("ens1", "rocep24s0f0", masters=BOND), "ok rdma_lag"),  # udev has renamed it
+        (lag("ens1", "mlx5_bond_0"), "ok rdma_lag"),  # the ports of one E-Switch, without a bond
+        (lag("ens1", masters={"ens1": "bond0", "ens2": "bond1"}), "note rdma_missing"),
+        (lag("ens1"), "note rdma_missing"),  # the module was loaded for the first port alone
+    ],
+)
+def test_the_second_port_of_a_roce_lag_lacks_no_rdma_device(nics: nic_checks.NicFacts, key: str) -> None:
+    found = [f"{it.level} {it.key}" for it in nic_checks.findings(nics, DEFAULT) if it.key.startswith("rdma")]
+    assert found == [key]
+
+
+def test_rdma_cm_is_missed_only_where_vfs_with_rdma_are_offered() -> None:
+    able = of_nics(PF, structs.replace(VF, rdma=Rdma("mlx5_8")), rdma_cm=False)
+    for nics, config in (
+        (able, SLICES_ONLY),
+        (replace(able, rdma_cm=True), DEFAULT),
+        (of_nics(PF, rdma_cm=False), DEFAULT),
+    ):
+        assert "rdma_cm_missing" not in {it.key for it in nic_checks.findings(nics, config)}
 
 
 def test_every_finding_with_a_remedy_has_a_case() -> None:

@@ -157,6 +157,12 @@ class CountedLink:
     ]
 )
 @settings(max_examples=examples(400))
+@example(
+    steps=[
+        *(("lose", 1), ("read the link", None), ("read the driver", None), ("restart", 1), ("be silent", 40)),
+        ("read the link", 0.0),
+    ]
+)
 def test_a_lost_link_counts_once_by_several_counters(
     phys: tuple[str, ...], steps: list[tuple[str, float | None]]
 ) -> None:

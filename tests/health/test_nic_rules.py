@@ -102,6 +102,13 @@ CASES = [
     Case(
         "command_failures", S.KERNEL, {"kernel_events/command_failed": 1}, {"kernel_events/command_failed": 0}
     ),
+    Case(
+        "high_temperature",
+        S.KERNEL,
+        {"kernel_events/high_temperature": 1},
+        {"kernel_events/high_temperature": 0},
+    ),
+    Case("slot_power", S.KERNEL, {"slot_power_low": 1}, {"slot_power_low": 0}, counters=False),
     Case("ib_disabled", S.RDMA, {"ib_physical_state": 3}, {"ib_physical_state": 5}, counters=False),
     Case(
         "ib_no_sm",
@@ -277,15 +284,11 @@ def test_a_dark_lane_of_a_link_that_is_down_is_no_fault() -> None:
 
 def test_a_message_of_the_kernel_counts_for_its_window() -> None:
     bench = Bench(2, OPEN).look()
-    bench.take(S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/high_temperature": 0})
+    bench.take(S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/cable_unplugged": 0})
     assert bench.health() == HEALTHY, "events before the start of the agent do not count"
-    bench.take(
-        S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/high_temperature": 9}, at=1010
-    )
+    bench.take(S.KERNEL, {"kernel_events/health_compromised": 3, "kernel_events/cable_unplugged": 9}, at=1010)
     assert bench.health() == HEALTHY
-    bench.take(
-        S.KERNEL, {"kernel_events/health_compromised": 4, "kernel_events/high_temperature": 9}, at=1020
-    )
+    bench.take(S.KERNEL, {"kernel_events/health_compromised": 4, "kernel_events/cable_unplugged": 9}, at=1020)
     assert bench.reasons() == ["firmware_fatal"]
     assert bench.health().state is State.DOWN
 

@@ -64,6 +64,15 @@ def test_a_command_counts_as_failed_if_the_firmware_is_at_fault(line, counts):
     assert (FirmwareEvent(NIC, "command_failed") in events(record(f"mlx5_core {NIC}: {line}"))) is counts
 
 
+@pytest.mark.parametrize(
+    "words", ["Cable error, High Temperature", "High temperature on sensors with bit set 0 1"]
+)
+def test_a_hot_chip_and_a_hot_module_are_one_event(words):
+    assert FirmwareEvent(NIC, "high_temperature") in events(
+        record(f"mlx5_core {NIC}: temp_warn:170:(pid 0): {words}")
+    )
+
+
 SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): "
 REGISTERS = "(0x026001c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)"
 

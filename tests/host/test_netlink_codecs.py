@@ -251,9 +251,47 @@ def test_pause_counters_of_both_directions_are_decoded():
     assert ethtool_messages.pause_of(GENERIC + header()) == ethtool_messages.PauseCounters(7, None, None)
 
 
+def standard(*groups: tuple[int, dict[int, int]]) -> bytes:
+    """An answer as net/ethtool/stats.c makes it: the header has another type than elsewhere, each statistic is alone in
+    a nest, and RMON has a histogram before its statistics."""
+    raw = GENERIC + nest(2, attribute(1, u32(7)), attribute(2, b"eth0\0")) + attribute(5, u32(0))
+    for group, counts in groups:
+        histogram = nest(5, attribute(7, u32(0)), attribute(8, u32(64)), attribute(9, u64(99)))
+        raw += nest(
+            4,
+            attribute(2, u32(group)),
+            attribute(3, u32(17 + group)),
+            *([histogram] if group == 3 else []),
+            *(nest(4, attribute(kind, u64(count))) for kind, count in counts.items()),
+        )
+    return raw
+
+
+def test_counters_of_the_standards_are_decoded_by_the_names_of_the_kernel() -> None:
+    raw = standard(
+        (0, {0: 1}), (1, {4: 2, 12: 3, 21: 4, 22: 99}), (2, {2: 5}), (3, {0: 6, 3: 7}), (4, {0: 99})
+    )
+    read = ethtool_messages.standard_of(raw)
+    assert read.ifindex == 7
+    assert read.counts == {
+        "SymbolErrorDuringCarrier": 1,
+        "FrameCheckSequenceErrors": 2,
+        "OctetsReceivedOK": 3,
+        "FrameTooLongErrors": 4,
+        "UnsupportedOpcodesReceived": 5,
+        "etherStatsUndersizePkts": 6,
+        "etherStatsJabbers": 7,
+    }, "statistics and groups of a later kernel are left out"
+
+
+def test_a_counter_that_the_driver_lacks_is_absent_and_not_zero() -> None:
+    assert ethtool_messages.standard_of(standard((0, {}), (1, {4: 2**64 - 1}))).counts == {}
+
+
 def test_an_answer_without_a_netdev_is_an_error():
-    with pytest.raises(NetlinkError, match="does not name its netdev"):
-        ethtool_messages.modes_of(GENERIC)
+    for read in (ethtool_messages.modes_of, ethtool_messages.standard_of):
+        with pytest.raises(NetlinkError, match="does not name its netdev"):
+            read(GENERIC)
 
 
 # --- devlink and RDMA -----------------------------------------------------------------------------------
@@ -291,6 +329,7 @@ def test_any_bytes_decode_or_raise_netlink_error(data):
             ethtool_messages.state_of,
             ethtool_messages.fec_of,
             ethtool_messages.pause_of,
+            ethtool_messages.standard_of,
             reporter_of,
             rdma_counters_of,
         ),
@@ -447,3 +486,14 @@ def test_dumps_and_single_requests_give_the_same_answer():
             with pytest.raises(NetlinkRefusedError) as refused:
                 ethtool.eeprom(index, 0x50, 0, 0, 1)
             assert refused.value.code in (EOPNOTSUPP, EBUSY)
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+def test_the_kernel_answers_for_each_netdev_and_a_veth_has_no_standard_counter():
+    with Netns() as near, Netns() as far:
+        veth(near, "v0", far, "w0")
+        with near.entered(), ethtool_messages.EthtoolSocket() as ethtool:
+            answers = {answer.ifindex: answer.counts for answer in ethtool.all(ethtool_messages.STANDARD)}
+            assert answers.keys() == {index for index, _ in socket.if_nameindex()}
+            v0 = socket.if_nametoindex("v0")
+            assert ethtool.one(ethtool_messages.STANDARD, v0).counts == answers[v0] == {}

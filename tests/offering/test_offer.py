@@ -309,3 +309,25 @@ def test_a_list_too_long_for_the_kubelet_is_fatal_and_names_the_slice_size_that_
     made = Offer(configured("resources: [{kind: gpu-mem, sliceMiB: 8}]\n"))
     (trouble,) = (trouble for trouble in made.troubles(machine(gpus=8)) if trouble.fatal)
     assert "sliceMiB: 14 is the smallest that fits" in trouble.message
+
+
+def test_a_host_without_rdma_cm_and_a_port_in_another_mode_are_remarks() -> None:
+    nics = tuple(pf(number) for number in range(1, 5))
+    vf = replace(nics[0], pci_address="0000:01:00.1", parent=nics[0].pci_address, vf_index=0, netdev=None)
+    links = tuple(
+        Link(str(it.netdev), it.pci_address, None, True, it is not nics[3], "up", 400_000, 9000)
+        for it in nics
+    )
+    nics = (*nics[:3], replace(nics[3], link_type="infiniband"))
+    snapshot = Snapshot(functions=(*nics, vf), links=links)
+    made = Offer(configured("resources: [{kind: vf}]\n"))
+    made.kinds(snapshot)
+    found = {
+        (it.source, it.message.partition(",")[0]): (it.fatal, it.ready) for it in made.troubles(snapshot)
+    }
+    assert found == {
+        ("paths", "containers with VFs get no /dev/infiniband/rdma_cm"): (False, True),
+        ("pci", f"0000:04:00.0 ({nics[3].netdev}) is in InfiniBand mode and has no link"): (False, True),
+    }
+    able = replace(snapshot, paths=replace(snapshot.paths, rdma_cm=True))
+    assert [it.source for it in made.troubles(able)] == ["pci"]

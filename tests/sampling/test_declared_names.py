@@ -32,7 +32,8 @@ MODULE = Module(
 )
 READERS = {
     **dict.fromkeys(
-        (Source.LINK, Source.MODES, Source.STATE, Source.FEC, Source.PAUSE), ("sampling/link_readers",)
+        (Source.LINK, Source.MODES, Source.STATE, Source.FEC, Source.PAUSE, Source.STANDARD),
+        ("sampling/link_readers",),
     ),
     **dict.fromkeys((Source.RDMA, Source.PCIE, Source.DEVLINK), ("sampling/adapter_readers",)),
     Source.MODULE: (),

@@ -46,3 +46,38 @@ async def test_a_line_about_a_function_of_no_pf_is_ignored(monkeypatch: pytest.M
     await following.aclose()
     os.close(records)
     os.close(kernel)
+
+
+async def test_the_last_line_about_the_power_of_the_slot_counts_that_of_before_the_start_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_readers, "_LOG_GAP_S", 0.0)
+    records, kernel = os.pipe2(os.O_DIRECT)
+    monkeypatch.setattr(KernelLog.__init__, "__defaults__", (f"/proc/self/fd/{records}",))
+    following = KernelLogReader(lambda: (pf(),)).follow()
+    low = "mlx5_pcie_event:299:(pid 2): Detected insufficient power on the PCIe slot (27W)."
+    enough = "mlx5_pcie_event:304:(pid 2): PCIe slot advertised sufficient power (75W)."
+    seen = []
+    for number, lines in enumerate(((low,), (low, enough), (enough, low))):
+        for line in lines:
+            os.write(kernel, f"4,{number},1,-;mlx5_core {PF}: {line}\n".encode())
+        ((sample,), _duration_s) = await asyncio.wait_for(anext(following), 40)
+        seen.append((sample.values["slot_power_low"], sample.values["kernel_events/insufficient_power"]))
+    assert seen == [(1, 1), (0, 2), (1, 3)]
+    await following.aclose()
+    os.close(records)
+    os.close(kernel)
+
+
+async def test_a_nic_whose_driver_says_nothing_about_its_slot_has_no_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records, kernel = os.pipe2(os.O_DIRECT)
+    monkeypatch.setattr(KernelLog.__init__, "__defaults__", (f"/proc/self/fd/{records}",))
+    os.write(kernel, f"4,1,1,-;mlx5_core {PF}: PCIe slot power capability was not advertised.\n".encode())
+    following = KernelLogReader(lambda: (pf(),)).follow()
+    ((sample,), _duration_s) = await asyncio.wait_for(anext(following), 40)
+    assert "slot_power_low" not in sample.values
+    await following.aclose()
+    os.close(records)
+    os.close(kernel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import itertools
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
 from nodeagent.sampling.link_readers import EthtoolReader
 from nodeagent.sampling.reader import PfNetdevs
-from nodeagent.sampling.sampler import LatestSamples, Sampler
+from nodeagent.sampling.sampler import PREFERRED, LatestSamples, Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources import pci_source
 from nodeagent.sources.scan_hints import ScanHint
@@ -397,10 +398,39 @@ def test_only_one_reader_states_a_counter():
 
     assert take(Source.LINK, crc_errors=5, rx_bytes=1) == {"rx_bytes": 1}, "the driver may know better"
     spoken.add(Source.DRIVER)
-    assert take(Source.LINK, crc_errors=5) == {"crc_errors": 5}, "it does not"
-    take(Source.DRIVER, crc_errors=7)
+    assert take(Source.LINK, crc_errors=5) == {}, "the kernel's standard counters may know better"
+    spoken.add(Source.STANDARD)
+    assert take(Source.LINK, crc_errors=5) == {"crc_errors": 5}, "they do not"
+    assert take(Source.DRIVER, crc_errors=7) == {"crc_errors": 7}
     assert take(Source.LINK, crc_errors=5) == {}
     assert Latest(latest).values(A)["crc_errors"] == 7
+    assert take(Source.STANDARD, crc_errors=8) == {"crc_errors": 8}
+    assert take(Source.DRIVER, crc_errors=7) == take(Source.LINK, crc_errors=5) == {}
+    assert Latest(latest).values(A)["crc_errors"] == 8
+
+
+def test_a_driver_counts_symbols_where_the_standard_counts_frames():
+    """mlx5: SymbolErrorDuringCarrier is ``rx_symbol_err_phy``, and ``rx_pcs_symbol_err_phy`` is finer."""
+    latest = LatestSamples()
+
+    def take(**of: float) -> list[dict[str, float]]:
+        samples = [Sample(1, A, Source(source), {"symbol_errors": value}) for source, value in of.items()]
+        return [sample.values for sample in latest.take(samples, lambda _source: True)]
+
+    assert take(standard=1) == [{"symbol_errors": 1}], "another driver has no name of its own"
+    assert take(standard=1, driver=50) == take(standard=1, driver=50) == [{}, {"symbol_errors": 50}]
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations((Source.LINK, Source.DRIVER, Source.STANDARD))])
+def test_the_readers_of_one_batch_need_no_order(order: tuple[Source, ...]) -> None:
+    latest = LatestSamples()
+    samples = [
+        Sample(1, A, source, {name: 1 for name, readers in PREFERRED.items() if source in readers})
+        for source in order
+    ]
+    taken = latest.take(samples, lambda _source: True)
+    assert sorted(name for sample in taken for name in sample.values) == sorted(PREFERRED)
+    assert [sample.source for sample in taken if "crc_errors" in sample.values] == [Source.STANDARD]
 
 
 # --- simulated machines ---------------------------------------------------------------------------------
@@ -474,7 +504,7 @@ async def test_every_name_of_a_simulated_machine_is_in_the_table(tmp_path):
         for name in sample.values:
             datum = measurement(name)
             assert datum is not None, name
-            assert datum.source == sample.source or name in ("crc_errors", "fec_corrected_bits"), name
+            assert datum.source == sample.source or name in PREFERRED, name
 
 
 async def test_a_machine_without_recorded_samples_has_those_of_sysfs(tmp_path):

@@ -282,6 +282,11 @@ ADAPTER_RULES: tuple[Rule, ...] = (
          "Messages of mlx5 (cmd.c); three in 10 min are our own choice. A command without an answer is "
          "firmware_fatal.",
          counters=("kernel_events",), window_s=600, unit="failures", enter=3, clear=0, clear_for_s=900),
+    Rule("high_temperature", State.DEGRADED, _kernel_lines("high_temperature"),
+         "The firmware of the NIC reports that the chip or its module is too hot; it switches itself off when it gets "
+         "hotter.",
+         "Messages of mlx5 (events.c): one is a fault, and none for 15 min ends it (our own choice).",
+         counters=("kernel_events",), window_s=600, unit="messages", enter=1, clear=0, clear_for_s=900),
     Rule("gid_missing", State.DEGRADED, _gid_missing,
          "The RDMA port is active but has no RoCE v2 GID: no connection is possible.",
          "NCCL issue 2183: after a loss of carrier GIDs return late, at another index, or not at all.",

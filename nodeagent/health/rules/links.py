@@ -112,6 +112,13 @@ def _rail_mtu(view: NicView) -> Measured | None:
     return _rail_blamed(view, "large", "packets of the full MTU lost")
 
 
+def _slot_power(view: NicView) -> Measured | None:
+    low = view.history.level("slot_power_low")
+    return yes_or_no(
+        None if low is None else low == 1, "too little power", "enough power", by(Source.KERNEL.value)
+    )
+
+
 QUIET_S = 3600.0
 """A link without a loss for so long is used again, however many losses its day has."""
 
@@ -263,6 +270,9 @@ LINK_RULES: tuple[Rule, ...] = (
          "Packets of the full MTU over this rail are lost and small ones are not, by the word of two partners.",
          "The probes of rails.probe; one large packet for each partner in 10 s.",
          unit="nodes", enter=2, clear=0, source=Source.RAILS),
+    Rule("slot_power", WARNING, _slot_power,
+         "The PCIe slot offers less power than the NIC asks for: it may switch modules off or slow down under load.",
+         "The message of mlx5 (events.c) when the driver starts and at each change.", source=Source.KERNEL),
     Rule("lane_imbalance", WARNING, _lane_imbalance,
          "One lane has many times the errors of the next lane, and more than 2 dB less light than the best lane.",
          "NVIDIA's Cable Validation Tool: ten times, which indicates dirty optics.",

@@ -1,4 +1,4 @@
-"""Ethtool over netlink: port speed, the reason why a link is down, FEC and pause counters, module EEPROMs.
+"""Ethtool over netlink: port speed, the reason why a link is down, counters of FEC, pauses and MAC, module EEPROMs.
 
 One dump is one send and one or two receives for all netdevs; the kernel leaves out drivers without an answer.
 A driver that fails ends the dump with its error; ``one`` then asks one port at a time. Only EEPROM pages need a
@@ -8,13 +8,13 @@ capability (CAP_NET_ADMIN). Constants: include/uapi/linux/ethtool_netlink.h and 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from nodeagent.host.netlink.message import NetlinkError, attribute, attributes, nest, number, u8, u32
+from nodeagent.host.netlink.message import NetlinkError, attribute, attributes, listed, nest, number, u8, u32
 from nodeagent.host.netlink.socket import HEADER_BYTES, GenericSocket
 
 A = TypeVar("A", bound="PortAnswer")
@@ -22,6 +22,7 @@ A = TypeVar("A", bound="PortAnswer")
 _HEADER, _DEV_INDEX, _FLAGS = 1, 1, 3
 _COMPACT_BITSETS, _STATISTICS = 1, 4
 _LINKMODES_GET, _LINKSTATE_GET, _PAUSE_GET, _FEC_GET, _EEPROM_GET = 4, 6, 21, 29, 31
+_STATISTICS_GET, _STATISTICS_HEADER = 32, 2
 _BITSET_MASK = 5
 _SPEED_UNKNOWN = 0xFFFF_FFFF
 _NOT_COUNTED = 2**64 - 1  # ETHTOOL_STAT_NOT_SET
@@ -133,13 +134,23 @@ class PauseCounters(PortAnswer, frozen=True):
     tx_frames: int | None
 
 
+class StandardCounters(PortAnswer, frozen=True):
+    """The counters of IEEE 802.3 and RMON that the driver gives, by the names that ``ethtool -S NETDEV --groups``
+    prints."""
+
+    counts: Mapping[str, int]
+
+
 class PortQuery(Struct, Generic[A], frozen=True):
-    """A command, its flags and the decoder of its answer."""
+    """A command, its flags and the decoder of its answer. ``header`` is the type of the header in question and answer,
+    ``body`` what follows it."""
 
     name: str
     command: int
     flags: int
     read: Callable[[bytes], A]
+    header: int = _HEADER
+    body: bytes = b""
 
 
 def modes_of(payload: bytes) -> LinkModes:
@@ -187,12 +198,61 @@ def pause_of(payload: bytes) -> PauseCounters:
     )
 
 
+_MAC = (
+    "FramesTransmittedOK SingleCollisionFrames MultipleCollisionFrames FramesReceivedOK FrameCheckSequenceErrors"
+    " AlignmentErrors OctetsTransmittedOK FramesWithDeferredXmissions LateCollisions FramesAbortedDueToXSColls"
+    " FramesLostDueToIntMACXmitError CarrierSenseErrors OctetsReceivedOK FramesLostDueToIntMACRcvError"
+    " MulticastFramesXmittedOK BroadcastFramesXmittedOK FramesWithExcessiveDeferral MulticastFramesReceivedOK"
+    " BroadcastFramesReceivedOK InRangeLengthErrors OutOfRangeLengthField FrameTooLongErrors"
+)
+_GROUPS: tuple[tuple[str, ...], ...] = (
+    ("SymbolErrorDuringCarrier",),
+    tuple(_MAC.split()),
+    ("MACControlFramesTransmitted", "MACControlFramesReceived", "UnsupportedOpcodesReceived"),
+    ("etherStatsUndersizePkts", "etherStatsOversizePkts", "etherStatsFragments", "etherStatsJabbers"),
+)
+"""By enum ethtool_stats (eth-phy, eth-mac, eth-ctrl, rmon): the names by enum ETHTOOL_A_STATS_ETH_PHY_*, _ETH_MAC_*,
+_ETH_CTRL_* and _RMON_*."""
+
+
+def standard_of(payload: bytes) -> StandardCounters:
+    """A driver states only what its hardware counts; many have an answer without a counter."""
+    counts: dict[str, int] = {}
+    for kind, group in listed(payload, HEADER_BYTES):
+        if kind != 4:
+            continue
+        id_ = number(attributes(group).get(2))
+        names = _GROUPS[id_] if id_ is not None and id_ < len(_GROUPS) else ()
+        for inner, statistic in listed(group):
+            if inner == 4:
+                for which, raw in listed(statistic):
+                    count = number(raw)
+                    if which < len(names) and count is not None and count != _NOT_COUNTED:
+                        counts[names[which]] = count
+    return StandardCounters(_ifindex(attributes(payload, HEADER_BYTES), _STATISTICS_HEADER), counts)
+
+
+def _bitset(bits: int) -> bytes:
+    """A compact bitset in which all of so many bits are set, as value and as mask."""
+    every = u32((1 << bits) - 1)
+    return attribute(2, u32(bits)) + attribute(4, every) + attribute(_BITSET_MASK, every)
+
+
 # These answers rarely change, so the same bytes come each time.
 _PORTS_MAX = 1024
 MODES = PortQuery("link modes", _LINKMODES_GET, _COMPACT_BITSETS, lru_cache(_PORTS_MAX)(modes_of))
 STATE = PortQuery("link state", _LINKSTATE_GET, _STATISTICS, lru_cache(_PORTS_MAX)(state_of))
 FEC = PortQuery("FEC", _FEC_GET, _COMPACT_BITSETS | _STATISTICS, fec_of)
 PAUSE = PortQuery("pause", _PAUSE_GET, _STATISTICS, pause_of)
+STANDARD = PortQuery(
+    "standard statistics",
+    _STATISTICS_GET,
+    _COMPACT_BITSETS,
+    standard_of,
+    _STATISTICS_HEADER,
+    nest(3, _bitset(len(_GROUPS))),
+)
+"""Since Linux 5.13."""
 
 
 class EthtoolSocket(GenericSocket):
@@ -203,11 +263,11 @@ class EthtoolSocket(GenericSocket):
 
     def all(self, query: PortQuery[A]) -> list[A]:
         """The answers of all netdevs whose driver has one. Raises ``NetlinkRefusedError`` where a driver fails."""
-        return self.dump_command(query.command, _header(None, query.flags), query.read)
+        return self.dump_command(query.command, _question(query, None), query.read)
 
     def one(self, query: PortQuery[A], ifindex: int) -> A:
         """Raises ``NetlinkRefusedError``: EOPNOTSUPP where the driver has no answer."""
-        return query.read(self.ask_command(query.command, _header(ifindex, query.flags)))
+        return query.read(self.ask_command(query.command, _question(query, ifindex)))
 
     def eeprom(self, ifindex: int, i2c: int, page: int, offset: int, length: int) -> bytes:
         """Part of a page of a module's EEPROM. Needs CAP_NET_ADMIN; takes milliseconds on a slow bus."""
@@ -227,13 +287,17 @@ class EthtoolSocket(GenericSocket):
         return data
 
 
-def _header(ifindex: int | None, flags: int) -> bytes:
+def _question(query: PortQuery[A], ifindex: int | None) -> bytes:
+    return _header(ifindex, query.flags, query.header) + query.body
+
+
+def _header(ifindex: int | None, flags: int, kind: int = _HEADER) -> bytes:
     whose = b"" if ifindex is None else attribute(_DEV_INDEX, u32(ifindex))
-    return nest(_HEADER, whose, attribute(_FLAGS, u32(flags)))
+    return nest(kind, whose, attribute(_FLAGS, u32(flags)))
 
 
-def _ifindex(attrs: dict[int, bytes]) -> int:
-    ifindex = number(attributes(attrs.get(_HEADER, b"")).get(_DEV_INDEX))
+def _ifindex(attrs: dict[int, bytes], header: int = _HEADER) -> int:
+    ifindex = number(attributes(attrs.get(header, b"")).get(_DEV_INDEX))
     if ifindex is None:
         raise NetlinkError("an ethtool answer does not name its netdev")
     return ifindex

@@ -12,17 +12,19 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function
+from nodeagent.health.link_modes import ports_in_another_mode
 from nodeagent.health.structural import find_faults
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sriov import SriovError, VfNetlink
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import NET, SysfsError, Tree
 from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet.rail_memory import RailMemory
+from nodeagent.sources.host_paths import RDMA_CM
 from nodeagent.sources.machine_access import permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities, with_permanent_macs
 from nodeagent.sources.pci_source import PciFacts, scan
@@ -86,6 +88,18 @@ TOPIC = Topic(
             "Without an RDMA device a NIC supports TCP only, and no GPUDirect RDMA.",
             "load mlx5_ib (or the driver's own RDMA module) and ib_uverbs on the host",
         ),
+        "rdma_lag": FACT,
+        "rdma_cm_missing": Advice(
+            "Containers with VFs get no /dev/infiniband/rdma_cm, because the host has none: programs that connect by "
+            "rdma_cm (ib_write_bw -R, NVMe over RDMA, Lustre, UCX) fail.",
+            "modprobe rdma_ucm on the host, and name it in /etc/modules-load.d",
+        ),
+        "link_mode_differs": Advice(
+            "A port with the wrong mode in its firmware never has a link with its switch. The mode moves with the card "
+            "to another machine.",
+            "set LINK_TYPE_P1 (of the second port LINK_TYPE_P2) with mlxconfig: 1 is InfiniBand, 2 Ethernet; then "
+            "mlxfwreset, or reboot",
+        ),
         "iommu": FACT,
         "iommu_off": Advice(
             "vfio-pci passes a device to a program only in an IOMMU group.",
@@ -128,12 +142,15 @@ _FLAG = {"i40e": ("disable-fw-lldp", False), "ice": ("fw-lldp-agent", True)}
 """By driver: the private flag, and its value while the firmware's LLDP agent runs."""
 _MUTE = ("mlx5_core", "bnxt_en")
 _RDMA_DRIVERS = ("mlx5_core", "mlx4_core")
+_LAG = "mlx5_bond_"
+"""The beginning of the name of a RoCE LAG's RDMA device (drivers/infiniband/hw/mlx5/main.c)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NicFacts:
     """``namespace_netdevs``: netdevs in the network namespace of this process; ``None`` for another machine.
     ``domains``: type of each PF's IOMMU domain, ``identity`` or ``DMA-FQ``. ``flags``: private flags by netdev.
+    ``masters``: the bond of each netdev that is in one. ``rdma_cm``: the host has /dev/infiniband/rdma_cm.
     ``shared_subnets``: the netdevs of PFs in one IPv4 subnet that answer ARP for each other. ``disabled_vfs``: the VFs
     that have the link state disable at their PF.
     """
@@ -145,6 +162,8 @@ class NicFacts:
     namespace_netdevs: frozenset[str] | None = None
     shared_subnets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     disabled_vfs: tuple[str, ...] = ()
+    masters: Mapping[str, str] = field(default_factory=dict)
+    rdma_cm: bool = True
 
     @property
     def pfs(self) -> list[Function]:
@@ -166,6 +185,12 @@ async def read(target: Target) -> NicFacts:
         flags={} if target.recorded else _flags(pfs),
         namespace_netdevs=None if target.recorded else _here(),
         shared_subnets={} if target.recorded else _shared_subnets(tree, {pf.netdev for pf in pfs}),
+        masters={
+            pf.netdev: master
+            for pf in pfs
+            if pf.netdev is not None and (master := tree.link(f"{NET}/{pf.netdev}/master"))
+        },
+        rdma_cm=tree.exists(RDMA_CM),
         # pyroute2 has an event loop of its own.
         disabled_vfs=() if target.recorded else await in_thread(partial(_disabled_vfs, tree, facts)),
     )
@@ -212,6 +237,7 @@ def findings(nics: NicFacts, config: Config, heard: Collection[str] = ()) -> Ite
     yield from _unreachable(nics, config)
     yield from _iommu(nics, config)
     yield from _hardware(nics)
+    yield from _rdma(nics, config)
     if config.lldp.source != "none":
         yield from _firmware(nics, config, heard)
     for sentence in nics.facts.unreadable:
@@ -313,9 +339,8 @@ def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
 
 
 def _hardware(nics: NicFacts) -> Iterator[Finding]:
-    mute = [pf for pf in nics.pfs if pf.driver in _RDMA_DRIVERS and pf.netdev and pf.rdma is None]
-    if mute:
-        yield TOPIC.note("rdma_missing", f"no RDMA device on {shortened(_names(mute))}")
+    for _, sentence in ports_in_another_mode(nics.pfs, nics.facts.links, nics.facts.gpus):
+        yield TOPIC.warn("link_mode_differs", sentence)
     for subnet, netdevs in sorted(nics.shared_subnets.items()):
         yield TOPIC.warn("rails_share_subnet", f"{shortened(netdevs)} are in {subnet} with arp_ignore=0")
     if nics.namespace_netdevs is not None:
@@ -324,6 +349,38 @@ def _hardware(nics: NicFacts) -> Iterator[Finding]:
             yield TOPIC.fix(
                 "network_namespace", f"{shortened(_names(away))}: in sysfs, but not in this network namespace"
             )
+
+
+def _rdma(nics: NicFacts, config: Config) -> Iterator[Finding]:
+    mute = [pf for pf in nics.pfs if pf.driver in _RDMA_DRIVERS and pf.netdev and pf.rdma is None]
+    shared = {pf.pci_address: lag for pf in mute if (lag := _lag_device(pf, nics)) is not None}
+    for pf in mute:
+        if pf.pci_address in shared:
+            owner = shared[pf.pci_address]
+            yield TOPIC.ok(
+                "rdma_lag",
+                f"{pf.netdev} has no RDMA device of its own: {owner} is that of its bond (RoCE LAG)",
+            )
+    alone = [pf for pf in mute if pf.pci_address not in shared]
+    if alone:
+        yield TOPIC.note("rdma_missing", f"no RDMA device on {shortened(_names(alone))}")
+    offers = any(isinstance(entry, VfResource) for entry in config.resources)
+    able = any(vf.rdma is not None for vf in nics.facts.functions if vf.parent is not None)
+    if offers and able and not nics.rdma_cm:
+        yield TOPIC.warn("rdma_cm_missing", f"the host has no {RDMA_CM}: the module rdma_ucm is not loaded")
+
+
+def _lag_device(pf: Function, nics: NicFacts) -> str | None:
+    """The RDMA device that the ports of a card share (RoCE LAG): mlx5 keeps that of the first port alone, by the name
+    mlx5_bond_N, or another one if udev has renamed it. The ports are in one bond, or in one E-Switch without a bond."""
+    card = pf.pci_address.rpartition(".")[0]
+    bond = nics.masters.get(pf.netdev or "")
+    for other in nics.pfs:
+        if other.rdma is not None and other.pci_address.rpartition(".")[0] == card:
+            same_bond = bond is not None and nics.masters.get(other.netdev or "") == bond
+            if same_bond or other.rdma.device.startswith(_LAG):
+                return other.rdma.device
+    return None
 
 
 def _firmware(nics: NicFacts, config: Config, heard: Collection[str]) -> Iterator[Finding]:

@@ -29,8 +29,13 @@ _TRAFFIC = (
 )
 _FEC = ("fec_corrected_blocks", "fec_uncorrectable_blocks", "fec_corrected_bits")
 _PAUSE = ("rx_pause_frames", "tx_pause_frames")
+_STANDARD = (
+    *("crc_errors", "mac_length_errors", "mac_too_long", "mac_undersize", "mac_oversize"),
+    *("mac_fragments", "mac_jabbers", "mac_control_received", "mac_control_sent", "mac_control_unsupported"),
+)
+"""The counters of IEEE 802.3 and RMON that mlx5 gives the kernel beside its own statistics."""
 _DRIVER = (
-    *("phy_rx_bytes", "phy_tx_bytes", "phy_rx_bits", "symbol_errors", "link_down_events", "crc_errors"),
+    *("phy_rx_bytes", "phy_tx_bytes", "phy_rx_bits", "symbol_errors", "link_down_events"),
     *("rx_discards", "tx_discards", "rx_out_of_buffer", "pause_storm_warnings", "pause_storm_errors"),
     *("pcie_rx_signal_errors", "pcie_tx_signal_errors", "pcie_stalled_read_seconds"),
     *("pcie_stalled_write_seconds", "pcie_buffer_overflows"),
@@ -118,6 +123,7 @@ class Hardware:
     link: dict[str, float] = field(default_factory=lambda: _zero(*_TRAFFIC))
     fec: dict[str, float] = field(default_factory=lambda: _zero(*_FEC))
     pause: dict[str, float] = field(default_factory=lambda: _zero(*_PAUSE))
+    standard: dict[str, float] = field(default_factory=lambda: _zero(*_STANDARD))
     driver: dict[str, float] = field(default_factory=lambda: _zero(*_DRIVER))
     module: dict[str, float] = field(default_factory=_module)
     rdma: dict[str, int] = field(
@@ -146,7 +152,16 @@ class Hardware:
     gids: bool = True
 
     def counters(self) -> tuple[dict[str, float], ...]:
-        return (self.link, self.fec, self.pause, self.driver, self.devlink, self.kernel, self.state)
+        return (
+            self.link,
+            self.fec,
+            self.pause,
+            self.standard,
+            self.driver,
+            self.devlink,
+            self.kernel,
+            self.state,
+        )
 
     def add(self, name: str, count: float) -> bool:
         """Add to a counter; false if it does not exist."""
@@ -172,6 +187,7 @@ class Hardware:
             samples += [
                 ("fec", dict(self.fec), {"fec_mode": "RS"} if carrier else {}),
                 ("pause", dict(self.pause), {}),
+                ("standard", dict(self.standard), {}),
                 ("state", dict(self.state), {} if carrier else {"ext_state": "no-cable"}),
             ]
         return samples
