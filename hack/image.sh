@@ -30,7 +30,10 @@ source=${NODEAGENT_SOURCE:-unknown}
 base=${NODEAGENT_BASE:-$(sed -n '/^[^#]/p' hack/base-image.txt)}
 case $base in
 *@*) digest=${base#*@} ;;
-*) digest=unknown ;;
+*)
+    digest=unknown
+    echo "The base $base has no digest, so two builds may differ: the builder takes the newest. make release ARGS=base writes it into hack/base-image.txt." >&2
+    ;;
 esac
 
 # Whether a builder can build here: docker and buildctl are clients of a daemon, and podman may be one.

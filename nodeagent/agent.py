@@ -311,7 +311,9 @@ class Agent:
                 gpus=self._gpus,
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
-                explained_health=lambda: self.health.explain_json(nic_names(self.offering.rails)),
+                explained_health=lambda: self.health.explain_json(
+                    nic_names(self.offering.rails), self.offering.devices()
+                ),
                 machine_view=self.offering.view,
                 neighbor_view=lambda: msgspec.json.encode(
                     sources.neighbor_view().named(nic_names(self.offering.rails))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import golden, needs, time_limits
+from tests.support import golden, longest_first, needs, time_limits
 from tests.support.virtual_time import pytest_asyncio_loop_factories, virtual_time
 
 __all__ = ["pytest_asyncio_loop_factories", "virtual_time"]
@@ -42,7 +42,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for plugin in (golden, needs, time_limits):
+    for plugin in (golden, longest_first, needs, time_limits):
         config.pluginmanager.register(plugin)
 
 

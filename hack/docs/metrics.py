@@ -66,7 +66,11 @@ READERS: dict[Source, tuple[str, str, str]] = {
     Source.RDMA: ("sysfs; NETLINK_RDMA for hardware counters", f"{_RATES.rdma_seconds:g} s", "-"),
     Source.PCIE: ("sysfs", f"{_RATES.pcie_seconds:g} s", "-"),
     Source.DEVLINK: ("devlink HEALTH_REPORTER_GET", f"{_RATES.devlink_seconds:g} s", "-"),
-    Source.MODULE: ("ethtool netlink MODULE_EEPROM_GET", f"{_RATES.module_seconds:g} s", "CAP_NET_ADMIN"),
+    Source.MODULE: (
+        "ethtool netlink MODULE_EEPROM_GET, of NICs with a netdev",
+        f"{_RATES.module_seconds:g} s",
+        "CAP_NET_ADMIN",
+    ),
     Source.ADMINISTRATION: ("notices of rtnetlink and ethtool netlink", "at each change", "none"),
     Source.KERNEL: ("/dev/kmsg", "as the kernel writes it", "CAP_SYSLOG, the host's /dev/kmsg"),
     Source.RAILS: ("probes over the rails (`rails.probe`)", "5 s", "CAP_NET_RAW before Linux 5.7"),

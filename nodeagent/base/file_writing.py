@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from nodeagent.base.regular_file import read_regular
@@ -12,6 +13,7 @@ from nodeagent.base.regular_file import read_regular
 PRIVATE_FOLDER, PUBLIC_FOLDER = 0o700, 0o755
 ABANDONED_S = 600.0
 """A temporary file that is older than this has no writer any more: a disk that hangs for so long is dead."""
+_HEX = "[0-9a-f]" * 8
 
 
 def replace_file(
@@ -77,13 +79,32 @@ def replace_changed_file(
 
 
 def remove_abandoned(folder: Path, name: str) -> None:
-    """Remove what ``replace_file`` left of the files that ``name`` matches, a pattern of ``glob``, because the machine
-    lost power or the process was killed. Blocks; what cannot be removed stays."""
-    with suppress(OSError):
-        for path in folder.glob(f".{name}.{'[0-9a-f]' * 8}.tmp"):
-            with suppress(OSError):
-                if time.time() - path.lstat().st_mtime > ABANDONED_S:
-                    path.unlink()
+    """Remove what ``replace_file`` left of the files that ``name`` matches, a pattern of ``fnmatch``, and what
+    ``try_writing`` left, because the machine lost power or the process was killed. Blocks; what cannot be removed
+    stays."""
+    left = (f".{name}.{_HEX}.tmp", f".nodeagent.{_HEX}.trial", f"..nodeagent.{_HEX}.trial.{_HEX}.tmp")
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") and any(fnmatchcase(entry.name, one) for one in left):
+                with suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_S:
+                        Path(entry.path).unlink()
+
+
+class Leftovers:
+    """The remains of writes of files with these names in a folder. ``sweep`` removes them at once, and then regularly:
+    after a power failure and a quick start they are too young at first."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        self._folder, self._names = folder, names
+        self._next_at = float("-inf")
+
+    def sweep(self) -> None:
+        """Blocks."""
+        if (now := time.monotonic()) >= self._next_at:
+            self._next_at = now + ABANDONED_S
+            for name in self._names:
+                remove_abandoned(self._folder, name)
 
 
 def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:

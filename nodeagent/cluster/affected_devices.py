@@ -6,10 +6,11 @@ down is therefore one notice on the Node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from nodeagent.facts.allocation import Devices
+from nodeagent.facts.allocation import Devices, hardware_of
 from nodeagent.facts.model import Health, Reason, Snapshot, State
 
 QUIET = (State.HEALTHY, State.UNKNOWN, State.UNUSED)
@@ -77,30 +78,55 @@ def failed_devices(snapshot: Snapshot) -> frozenset[str]:
 def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ...]:
     """The pods that hold devices which are no longer allocatable.
 
-    A held device that no longer exists counts as failed, unless a source has failed.
+    A held device that no longer exists counts as failed, unless a source has failed. One that is here and not offered
+    under this name any more has its own health. One that this agent cannot have given is of another plugin.
     """
     held: dict[tuple[str, str, str], set[str]] = {}
     for holding in snapshot.holdings or ():
         held.setdefault((holding.resource, holding.namespace, holding.pod), set()).update(holding.device_ids)
     by_resource = dict(offered)
     parents = {device.key: device for device in reported_devices(snapshot)}
+    present = _present(snapshot)
     affected = []
     for (resource, namespace, pod), ids in sorted(held.items()):
         offered_devices = by_resource.get(resource)
         if offered_devices is None:
             continue
         remaining = set(ids)
-        for devices in offered_devices:
+        for devices in chain(offered_devices, _not_offered(remaining, present)):
             pod_ids = remaining.intersection(devices.ids)
             remaining -= pod_ids
             if pod_ids and is_withdrawn(devices.health) and devices.health.state not in QUIET:
                 device = _held_device(devices, parents.get(devices.parent), pod_ids)
                 affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(pod_ids)), device))
-        if remaining and offered_devices and not snapshot.stale_sources:
-            name = min(remaining)
-            missing = ReportedDevice(name, name, False, MISSING)
-            affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(remaining)), missing))
+        gone = sorted(id_ for id_ in remaining if hardware_of(id_) is not None)
+        if gone and offered_devices and not snapshot.stale_sources:
+            missing = ReportedDevice(gone[0], gone[0], False, MISSING)
+            affected.append(AffectedPod(namespace, pod, resource, tuple(gone), missing))
     return tuple(affected)
+
+
+def _present(snapshot: Snapshot) -> dict[str, tuple[str, Health]]:
+    """The parent and the health of each VF, GPU and MIG device that pods can use, offered or not."""
+    found = {
+        function.pci_address: (function.parent, function.health)
+        for function in snapshot.functions
+        if function.parent is not None
+    }
+    for gpu in snapshot.gpus:
+        for uuid in (device.uuid for device in gpu.mig_devices) if gpu.mig else (gpu.uuid,):
+            found[uuid] = gpu.uuid, gpu.health
+    return found
+
+
+def _not_offered(remaining: set[str], present: Mapping[str, tuple[str, Health]]) -> Iterator[Devices]:
+    """Yield the held devices that are here, of those that remain after all that are offered."""
+    ids: dict[str, list[str]] = {}
+    for id_ in remaining:
+        ids.setdefault(hardware_of(id_) or "", []).append(id_)
+    for name in sorted(ids.keys() & present):
+        parent, health = present[name]
+        yield Devices(parent, tuple(ids[name]), (), health)
 
 
 def _held_device(devices: Devices, parent: ReportedDevice | None, pod_ids: Iterable[str]) -> ReportedDevice:

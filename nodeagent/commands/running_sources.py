@@ -23,7 +23,7 @@ from nodeagent.offering.offer import Offer
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import has_netdevs
 from nodeagent.sources.remembered_gpus import RememberedGpus
-from nodeagent.web.machine_view import MachineView, machine_view
+from nodeagent.web.machine_view import MachineView, machine_view, offered_devices
 
 READ_S = 2.0
 """Long enough for every source to publish once."""
@@ -91,9 +91,20 @@ def view_of(offer: Offer, snapshot: Snapshot) -> MachineView:
 
 def nics_of_machine(config: Config, root: Path, snapshot: Snapshot) -> dict[str, str]:
     """The name of each NIC with a rail, by PCI address: as the agent has stored them, or as it would number them."""
-    offer = Offer(config, RailMemory(Tree(root).path(config.health.state_directory)).content.numbering)
+    offer = _stored_offer(config, root)
     offer.kinds(snapshot)
     return nic_names(offer.rails)
+
+
+def offered_by_machine(config: Config, root: Path, snapshot: Snapshot) -> frozenset[str]:
+    """The PFs and GPUs that an agent would offer devices of, by PCI address and UUID."""
+    offer = _stored_offer(config, root)
+    kinds = offer.kinds(snapshot)
+    return offered_devices(kinds, offer.dra_devices(snapshot), snapshot)
+
+
+def _stored_offer(config: Config, root: Path) -> Offer:
+    return Offer(config, RailMemory(Tree(root).path(config.health.state_directory)).content.numbering)
 
 
 def known_kinds(offer: Offer, snapshot: Snapshot) -> tuple[DeviceKind, ...]:

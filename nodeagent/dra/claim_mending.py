@@ -90,7 +90,8 @@ def with_present_nodes(record: PreparedClaim, offer: DraOffer) -> PreparedClaim:
     if not outdated and all(device.amount for device in record.devices):
         return record
     try:
-        current = renewed(record, offer.current.known(), offer.snapshot)
+        known_pools = {pool for pool, devices in offer.current.pools.items() if devices is not None}
+        current = renewed(record, offer.current.known(), offer.snapshot, known_pools)
     except Refused as refusal:
         if not outdated:
             return record

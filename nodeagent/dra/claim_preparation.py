@@ -135,16 +135,26 @@ def prepare_claim(
     return _with_metadata(record, claim, shares, snapshot, metadata_folder)
 
 
-def renewed(record: PreparedClaim, devices: Iterable[DraDevice], snapshot: Snapshot) -> PreparedClaim:
+def renewed(
+    record: PreparedClaim,
+    devices: Iterable[DraDevice],
+    snapshot: Snapshot,
+    known_pools: Collection[str] = frozenset(),
+) -> PreparedClaim:
     """Return the record with the edits of its devices by present facts. Health does not count: the claim has them.
 
-    Raises ``Refused`` if a device is gone, or cannot be given. The nodes of MIG devices stay as they are.
+    Raises ``Refused`` if a device is gone, or cannot be given. The nodes of MIG devices stay as they are. An
+    administrator loses a device that is gone from one of the ``known_pools``, and sees the others.
     """
     by_name: dict[tuple[str, str], DraDevice] = {(device.pool, device.name): device for device in devices}
     shares: list[_Share] = []
+    withdrawn: dict[str, PreparedDevice] = {}
     here = {function.pci_address for function in snapshot.functions if not function.missing}
     for it in record.devices:
         device = by_name.get((it.kind, it.device))
+        if device is None and not it.amount and it.kind in known_pools:
+            withdrawn[it.cdi_devices[0]] = it
+            continue
         if device is None:
             raise Refused(f"{ascii_name(it.device)} is no device of this node any more")
         gone = [vf for vf in it.vfs if vf not in here]
@@ -164,7 +174,9 @@ def renewed(record: PreparedClaim, devices: Iterable[DraDevice], snapshot: Snaps
     )
     granted = [_grant(group, facts) for group in _by_request(shares)]
     nccl = _nccl([share for share in shares if not share.admin], by_name.values(), facts)
-    edits, known = dict(record.edits), iter(record.devices)
+    edits = dict(record.edits)
+    known = iter([it for it in record.devices if it.cdi_devices[0] not in withdrawn])
+    edits |= _withdrawn(edits, tuple(withdrawn.values()))
     for group, allocation in zip(_by_request(shares), granted, strict=True):
         for share, it in zip(group, known, strict=False):
             name = it.cdi_devices[0].rpartition("=")[2]
@@ -177,6 +189,19 @@ def renewed(record: PreparedClaim, devices: Iterable[DraDevice], snapshot: Snaps
                 )
                 edits[name] = msgspec.structs.replace(new, mounts=(*new.mounts, *metadata))
     return msgspec.structs.replace(record, edits=edits, device_info=tuple(_infos(granted)))
+
+
+def _withdrawn(
+    edits: Mapping[str, ContainerEdits], gone: Sequence[PreparedDevice]
+) -> dict[str, ContainerEdits]:
+    """Return the edits without these devices; a CDI device needs an edit, so a variable names them."""
+    without = {}
+    for it in gone:
+        name, end = it.cdi_devices[0].rpartition("=")[2], re.sub(r"[^A-Z0-9]", "_", it.request.upper())
+        names = ",".join(one.device for one in gone if one.request == it.request)
+        env = ((f"NODEAGENT_GONE_{end}", names),)
+        without[name] = msgspec.structs.replace(edits[name], env=env, device_nodes=())
+    return without
 
 
 def _with_metadata(

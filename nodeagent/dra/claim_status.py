@@ -1,14 +1,17 @@
 """The status of the devices of a prepared claim, as ``status.devices`` has it (KEP-4817). Pure.
 
 Each result of the allocation has one entry: whether it is prepared, its health, and for a VF what a reader of the
-cluster cannot know otherwise: which VF of the PF it is, its MAC address and its netdev on the host. The facts of a VF
-are those of the moment when the claim was prepared. Addresses of IP are not known: a CNI plugin sets them later.
+cluster cannot know otherwise: which VF of the PF it is, its MAC address and its netdev on the host. They are those of
+now while the host has the netdev, and of the moment when the claim was prepared once a CNI plugin has moved it.
+Addresses of IP are not known: a CNI plugin sets them later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from nodeagent.dra import DRIVER
 from nodeagent.dra.devices import DraDevice
@@ -37,10 +40,12 @@ def device_statuses(
         entry: Json = {"driver": DRIVER, "pool": device.pool, "device": device.device}
         if device.share_id is not None:
             entry["shareID"] = device.share_id
+        interfaces = tuple(_present(it, functions.get(it.pci_address)) for it in device.interfaces)
+        seen = msgspec.structs.replace(device, interfaces=interfaces)
         health = _health(device, devices.get(device.device), functions)
         conditions = [_condition(READY, "True", "Prepared", "the container gets the device by CDI"), health]
-        entry |= {"conditions": conditions, "data": _data(device)}
-        if network := _network(device):
+        entry |= {"conditions": conditions, "data": _data(seen)}
+        if network := _network(seen):
             entry["networkData"] = network
         entries.setdefault(key(entry), entry)
     return list(entries.values())
@@ -125,6 +130,14 @@ def _health(device: PreparedDevice, offered: DraDevice | None, functions: Mappin
 def _condition(kind: str, status: str, reason: str, message: str) -> Json:
     message = message.encode(errors="backslashreplace")[:MESSAGE_MAX].decode(errors="ignore")
     return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def _present(interface: VfInterface, function: Function | None) -> VfInterface:
+    """The interface as the host has it now: a driver that is loaded again may give the netdev another name."""
+    if function is None or function.netdev is None:
+        return interface
+    rdma = function.rdma.device if function.rdma is not None else interface.rdma
+    return VfInterface(interface.pci_address, function.netdev, function.mac or interface.mac, rdma)
 
 
 def _data(device: PreparedDevice) -> Json:

@@ -120,7 +120,7 @@ class DraDriver:
         """Why the kubelet does not know the driver."""
         if self.service is None:
             return "the driver has not started yet"
-        return None if self.service.registered else self.service.reason
+        return self.service.rival or (None if self.service.registered else self.service.reason)
 
     @property
     def holdings(self) -> tuple[Holding, ...] | None:

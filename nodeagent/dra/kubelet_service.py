@@ -31,6 +31,7 @@ from nodeagent.dra.claims import ClaimReference, PreparedClaims
 from nodeagent.dra.devices import DraDevice, pool_name
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import PreparedClaim
+from nodeagent.dra.rival_drivers import RivalDrivers
 from nodeagent.facts.model import State
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import Refused
@@ -50,6 +51,8 @@ HEALTH_S = 10.0
 """The kubelet takes the health for unknown after 30 s without a message (healthinfo.go)."""
 MESSAGE_MAX = 1024  # bytes of the message of a device's health
 LOOK_S = 5.0
+SOCKET = f"{DRIVER}-reg.sock"
+"""Ours in the folder of registrations."""
 UNWATCHED_S = 30.0
 """A kubelet that knows the driver opens its stream of health again every 5 s (dra_plugin_manager.go)."""
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
@@ -68,6 +71,9 @@ class DraService:
         self._registry = kubelet_dir / "plugins_registry"
         self._node, self._claims, self._offer, self._stats = node, claims, offer, stats
         self._service, self._registration = UnixServer(), UnixServer()
+        self.rival: str | None = None
+        """A sentence about another driver of our name."""
+        self._rivals = RivalDrivers(self._registry, self._registry / SOCKET)
         self._wake = asyncio.Event()
         self._watchers = 0
         """The streams of health that are open."""
@@ -88,6 +94,7 @@ class DraService:
                 pause_s = LOOK_S
                 try:
                     await self._serve()
+                    await self._look_for_rivals()
                     if self.registered:
                         backoff.reset()
                 except (BindError, OSError) as error:
@@ -126,9 +133,22 @@ class DraService:
         if dropped or not self._registration.intact():
             await self._registration.stop()
             self.registered, self._unwatched_since = False, None
-            await self._registration.start(
-                self._registry / f"{DRIVER}-reg.sock", (self._registration_handler(),)
-            )
+            await self._registration.start(self._registry / SOCKET, (self._registration_handler(),))
+
+    async def _look_for_rivals(self) -> None:
+        """Find out whether another driver has our name. When it has gone the kubelet gets us again: an older one has
+        forgotten the name with it."""
+        rival, before = await self._rivals.look(), self.rival
+        if rival == before:
+            return
+        self.rival = rival
+        if rival is not None:
+            log.error("The name of the DRA driver is taken. reason=%r", rival)
+            return
+        log.info("No other DRA driver has the name any more; it is registered again. driver=%s", DRIVER)
+        await self._registration.stop()
+        self.registered, self._unwatched_since = False, None
+        await self._serve()
 
     async def _watch_folders(self) -> None:
         """Look at once if a file of the folders is removed or made; ``LOOK_S`` is enough without this."""

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from nodeagent.facts.model import HEALTHY, DeviceNode, Health, Mount
+
+_HARDWARE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]|(GPU|MIG)-[-_.0-9A-Za-z]{1,36}")
+"""A PCI address, or a UUID as ``host/plausible_gpus.py`` takes it. Other plugins append to a UUID (``GPU-…-3``)."""
+
+
+def hardware_of(device_id: str) -> str | None:
+    """Return the VF (PCI address), GPU or MIG device (UUID) that a device ID names; ``None``: it is not of this agent.
+
+    The kubelet lists the devices of another plugin under our name if that plugin has registered it.
+
+    >>> [hardware_of(it) for it in ("0000:18:00.1", "GPU-32563e7a::12", "rdma0")]
+    ['0000:18:00.1', 'GPU-32563e7a', None]
+    """
+    name = device_id.partition("::")[0]
+    return name if _HARDWARE.fullmatch(name) else None
 
 
 class Devices(msgspec.Struct, frozen=True):

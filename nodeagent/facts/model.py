@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from functools import cached_property
 
@@ -238,8 +238,9 @@ class Function(msgspec.Struct, frozen=True):
 class Link(msgspec.Struct, frozen=True):
     """The netdev of a PF. ``carrier`` is ``None`` if the kernel does not report it (admin down).
 
-    ``default_route`` is true if it carries the host's default route. ``permanent_mac`` identifies the card: it is the
-    address in its memory, which a bond does not change; ``None`` if the kernel does not report it.
+    ``default_route`` is true if it carries the host's default route, ``bonded`` if it does so as a port of a bond.
+    ``permanent_mac`` identifies the card: it is the address in its memory, which a bond does not change; ``None`` if
+    the kernel does not report it.
     """
 
     netdev: str
@@ -252,6 +253,7 @@ class Link(msgspec.Struct, frozen=True):
     mtu: int | None
     default_route: bool = False
     permanent_mac: str | None = None
+    bonded: bool = False
 
 
 class UnreadValue(msgspec.Struct, frozen=True):
@@ -481,9 +483,17 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def vfs_to_offer(self) -> Mapping[str, tuple[Function, ...]]:
         """The VFs of each PF, by its PCI address. No VFs of a PF with the default route, or of one that is gone."""
-        routed = {link.pci_address for link in self.links if link.default_route}
+        return self._vfs_without({link.pci_address for link in self.links if link.default_route})
+
+    @cached_property
+    def vfs_with_bonds(self) -> Mapping[str, tuple[Function, ...]]:
+        """``vfs_to_offer``, with the VFs of PFs that carry the default route as ports of a bond."""
+        routed = {link.pci_address for link in self.links if link.default_route and not link.bonded}
+        return self._vfs_without(routed)
+
+    def _vfs_without(self, left_out: Collection[str]) -> Mapping[str, tuple[Function, ...]]:
         vfs: dict[str, list[Function]] = {
-            function.pci_address: [] for function in self.functions if function.pci_address not in routed
+            function.pci_address: [] for function in self.functions if function.pci_address not in left_out
         }
         for function in self.functions:
             if function.parent in vfs:

@@ -41,7 +41,8 @@ class RuleView(msgspec.Struct, frozen=True, rename="camel"):
 class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     """A PF or a GPU. ``watched``: it has passed the gate, so that a missing link is a fault. ``stale_sources``: the
     sources whose samples are stale, with the JSON key ``silent``. ``not_given``: the counters of unknown rules that no
-    source gives. ``nic``: the name by its rail."""
+    source gives. ``nic``: the name by its rail. ``offered``: whether a resource or a claim has devices of it, so that
+    ``allocatable`` is what the kubelet or the scheduler is told."""
 
     device: str
     name: str
@@ -57,6 +58,7 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     nic: str | None = None
     netdev: str | None = None
     rdma: str | None = None
+    offered: bool = True
 
     @property
     def label(self) -> str:

@@ -556,14 +556,14 @@ class GpuJudge(Judge[GpuState]):
                 gpu.take_vitals(values, now)
 
     def _identify(self, readings: Sequence[GpuReading]) -> dict[str, GpuReading]:
-        """Return the readings by UUID. A reading without one is of the known GPU at its PCI address, or else of the
-        one that was last at its index, unless that GPU has a reading of its own."""
+        """Return the readings by UUID. A reading without one is of the known GPU at its PCI address, or without an
+        address of the one that was last at its index, unless that GPU has a reading of its own."""
         by_uuid: dict[str, GpuReading] = {}
         for reading in readings:
             if reading.uuid is not None:
                 by_uuid.setdefault(reading.uuid, reading)
         at_address = {gpu.reading.pci_address: uuid for uuid, gpu in self.devices.items()}
-        at_index = {gpu.reading.index: uuid for uuid, gpu in self.devices.items()}
+        at_index = self._at_index(readings, by_uuid)
         for reading in readings:
             if reading.uuid is None:
                 known = at_index.get(reading.index)
@@ -572,6 +572,15 @@ class GpuJudge(Judge[GpuState]):
                 if known is not None and known not in by_uuid:
                     by_uuid[known] = reading
         return by_uuid
+
+    def _at_index(self, readings: Sequence[GpuReading], by_uuid: Mapping[str, GpuReading]) -> dict[int, str]:
+        """The known GPUs by their index in the last reading, or as an earlier agent knew them. Empty if the count has
+        changed: NVML counts those that it lists, so each index behind one that is gone is that of another GPU."""
+        last = {gpu.reading.index: uuid for uuid, gpu in self.devices.items() if gpu.listed}
+        last = last or {gpu.reading.index: uuid for uuid, gpu in self.devices.items()}
+        as_many = len(readings) == len(last) + len(self._unnamed)
+        in_place = all(last.get(reading.index) == uuid for uuid, reading in by_uuid.items())
+        return last if as_many and in_place else {}
 
     def _number(self) -> None:
         """Number the GPUs and sort them: by NVML's index, or by the last number while one is not listed. NVML counts in

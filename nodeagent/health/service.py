@@ -324,9 +324,15 @@ class HealthService:
         gpus = (*explain_gpus(self.gpus, now), *explain_unusable(self._unusable))
         return (*explain_nics(self.nics, self._nic_health, now, names), *gpus)
 
-    def explain_json(self, names: Mapping[str, str] = MappingProxyType({})) -> bytes:
-        """Return ``explain`` as a JSON array, for the page /health."""
-        return msgspec.json.encode(self.explain(names)) + b"\n"
+    def explain_json(
+        self, names: Mapping[str, str] = MappingProxyType({}), offered: Collection[str] | None = None
+    ) -> bytes:
+        """Return ``explain`` as a JSON array, for the page /health. ``offered``: the devices that are, where it is
+        known."""
+        views = self.explain(names)
+        if offered is not None:
+            views = tuple(msgspec.structs.replace(view, offered=view.device in offered) for view in views)
+        return msgspec.json.encode(views) + b"\n"
 
     def figures(self) -> dict[str, DeviceFigures]:
         """Return the figures of PFs by PCI address and of GPUs by UUID."""

@@ -57,7 +57,8 @@ class PfSelect(Settings, frozen=True, kw_only=True):
 
 
 class VfSelect(PfSelect, frozen=True, kw_only=True):
-    """Which VFs are offered: the VFs of all PFs that match. A PF with the default route never matches."""
+    """Which VFs are offered: the VFs of all PFs that match. A PF with the default route matches by ``default_route``
+    alone, and is never offered itself."""
 
     min_speed_mbps: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)],
@@ -66,6 +67,13 @@ class VfSelect(PfSelect, frozen=True, kw_only=True):
     rdma: Annotated[
         bool | None, setting("true: only PFs with an RDMA device; false: only PFs without one; null: both.")
     ] = None
+    default_route: Annotated[
+        Literal["never", "bond"],
+        setting(
+            "PFs with the host's default route. never: their VFs are not offered. bond: those of PFs that are ports of "
+            "a bond are, for nodes whose NICs are all in it; the host keeps the PFs and the bond."
+        ),
+    ] = "never"
     vf_indexes: Annotated[
         tuple[IndexRange, ...],
         listed('VFs of each PF, as indexes and ranges: ["0-3", "7"]; empty: all VFs.'),
@@ -90,7 +98,8 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
 
     apart: ClassVar[str] = "separate the two resources by select, vfIndexes or vfDriver"
     nothing_selected: ClassVar[str] = (
-        "nothing is offered: no PF that it selects supports SR-IOV, has a link and does not carry the default route"
+        "nothing is offered: no PF that it selects supports SR-IOV, has a link and does not carry the default route "
+        "(select.defaultRoute)"
     )
 
     name: Annotated[

@@ -48,8 +48,8 @@ class VfPool(DeviceKind, frozen=True):
     ``rdma_ucm``); a missing device node keeps a container from starting. ``vhost_net`` adds the device nodes of a
     virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``. ``nccl_ib_hca``: see ``nodeagent.dra.nccl_devices``.
 
-    Never offered: VFs of a PF that carries the host's default route, VFs whose PF is gone, and VFs bound to a UIO
-    driver (no IOMMU protects the node from them).
+    Never offered: VFs of a PF that carries the host's default route, unless the PF is a port of a bond and
+    ``over_bonds`` is set, VFs whose PF is gone, and VFs bound to a UIO driver (no IOMMU protects the node from them).
     """
 
     source: ClassVar[str] = "pci"
@@ -63,6 +63,7 @@ class VfPool(DeviceKind, frozen=True):
     vhost_net: bool = False
     cdi: bool = False
     nccl_ib_hca: bool = False
+    over_bonds: bool = False
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         held = {
@@ -161,7 +162,8 @@ class VfPool(DeviceKind, frozen=True):
 
     def _vfs(self, snapshot: Snapshot) -> dict[str, Function]:
         """Return the pool's VFs with any driver, by address and sorted by it."""
-        of_pfs = chain.from_iterable(snapshot.vfs_to_offer.get(pf, ()) for pf in self.pfs)
+        vfs = snapshot.vfs_with_bonds if self.over_bonds else snapshot.vfs_to_offer
+        of_pfs = chain.from_iterable(vfs.get(pf, ()) for pf in self.pfs)
         ordered = sorted(of_pfs, key=attrgetter("pci_address"))
         return {vf.pci_address: vf for vf in ordered if self._indexed(vf)}
 

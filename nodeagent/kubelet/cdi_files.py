@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, remove_abandoned, replace_changed_file
+from nodeagent.base.file_writing import PUBLIC_FOLDER, Leftovers, replace_changed_file
 from nodeagent.facts import cdi
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Snapshot
@@ -37,11 +37,11 @@ class CdiSpecFiles:
         self._written: dict[str, str] = {}
         self._found: set[str] = set()
         self._writing = threading.Lock()
+        self._leftovers = Leftovers(folder, *FILES.values())
 
     def look(self) -> None:
-        """Find the files of an earlier agent: containers may still use them. Remove what it left half written."""
-        for name, file in FILES.items():
-            remove_abandoned(self._folder, file)
+        """Find the files of an earlier agent: containers may still use them."""
+        for name in FILES:
             if self.path(name).exists():
                 self._found.add(name)
         self.looked = True
@@ -71,6 +71,7 @@ class CdiSpecFiles:
         """Write what differs or was removed. Return the errors by CDI kind, each with the name of its file."""
         failures = {}
         with self._writing:
+            self._leftovers.sweep()
             for name, text in self._wanted.items():
                 path = self.path(name)
                 try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, remove_abandoned, replace_file, try_writing
+from nodeagent.base.file_writing import PUBLIC_FOLDER, Leftovers, replace_file, try_writing
 from nodeagent.facts.allocation import DeviceInfo
 
 DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"
@@ -24,6 +24,7 @@ class DeviceInfoFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._written: set[str] = set()
+        self._leftovers = Leftovers(folder)
 
     def write(self, files: Iterable[DeviceInfo]) -> None:
         """Write the files of one allocation. Blocks; raises ``OSError`` with the name of the file."""
@@ -33,6 +34,7 @@ class DeviceInfoFiles:
 
     def try_writing(self) -> None:
         """Write a file into the folder and remove it. Blocks; raises ``OSError`` with the name of the folder."""
+        self._leftovers.sweep()
         try_writing(self.folder, 3, PUBLIC_FOLDER)
 
     def remove_stale(self, prefix: str, held: Iterable[str]) -> tuple[str, ...]:
@@ -40,7 +42,8 @@ class DeviceInfoFiles:
 
         Such a file begins with ``prefix``, is older than ``FRESH_S``, and is not of a held device.
         """
-        remove_abandoned(self.folder, f"{glob.escape(prefix)}*-device.json")
+        self._leftovers = Leftovers(self.folder, f"{glob.escape(prefix)}*-device.json")
+        self._leftovers.sweep()
         keep = set(held)
         removed = []
         for path in sorted(self.folder.glob(f"{glob.escape(prefix)}*-device.json")):

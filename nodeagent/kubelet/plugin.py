@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import grpc
 
 from nodeagent.base.bounded_calls import BoundedCalls
-from nodeagent.facts.allocation import Allocation, Devices
+from nodeagent.facts.allocation import Allocation, Devices, hardware_of
 from nodeagent.facts.model import Function, Reason, Snapshot
 from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kubelet.device_list import PLUGIN_OPTIONS, DeviceList
@@ -122,6 +122,7 @@ class Plugin:
             for holding in snapshot.holdings or ()
             if holding.resource == self.resource
             for id_ in holding.device_ids
+            if hardware_of(id_) is not None  # another plugin had this name, and pods hold its devices
         ]
         before = self.device_list.devices
         if not self.device_list.update(kind.devices(snapshot), held, removed):

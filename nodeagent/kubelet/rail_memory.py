@@ -160,11 +160,12 @@ class RailMemory:
             for name, ids in self.content.names.items()
             if name != kind.resource and not hardware.isdisjoint(ids)
         }
-        if before != self._changed.get(kind.resource, {}):
-            self._changed[kind.resource] = before
-            if before:  # the holdings may be older than the last allocation under that name
-                self._read_since = False
-                self._read_holdings()
+        known = self._changed.get(kind.resource, {})
+        self._changed[kind.resource] = before
+        # The holdings may be older than the last allocation under such a name. One that pods gave back is no news.
+        if any(not ids <= known.get(name, frozenset()) for name, ids in before.items()):
+            self._read_since = False
+            self._read_holdings()
         if self._held(snapshot) is not None or not (before or (vfs and self.content.names_unknown)):
             self._waiting.discard(kind.resource)
             return None

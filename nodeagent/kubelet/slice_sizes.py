@@ -23,6 +23,7 @@ from typing import Annotated
 import msgspec
 
 from nodeagent.base.stored_file import StoredFile, StoredForm
+from nodeagent.facts.allocation import hardware_of
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 
@@ -133,4 +134,9 @@ class SliceSizes:
 
 def _held(resource: str, snapshot: Snapshot) -> int:
     """Return how many devices of the resource pods hold, as far as podresources has answered."""
-    return sum(len(holding.device_ids) for holding in snapshot.holdings or () if holding.resource == resource)
+    return sum(
+        hardware_of(id_) is not None
+        for holding in snapshot.holdings or ()
+        if holding.resource == resource
+        for id_ in holding.device_ids
+    )

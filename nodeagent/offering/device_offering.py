@@ -31,7 +31,7 @@ from nodeagent.offering.decision import decide, offered_pools
 from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, prefix
 from nodeagent.offering.readiness import gpu_remarks, mig_remarks
-from nodeagent.web.machine_view import MachineView, OfferView, Trouble, machine_view
+from nodeagent.web.machine_view import MachineView, OfferView, Trouble, machine_view, offered_devices
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,8 @@ class DeviceOffering:
         self._news = news or asyncio.Event()
         self._prepared: tuple[DeviceKind, ...] = ()
         """The kinds of the last offer, those too whose files cannot be written."""
+        self._shown: tuple[tuple[object, object, object], frozenset[str]] = ((None, None, None), frozenset())
+        """The devices of the last offer that a page has shown, and what they were made of."""
 
     @property
     def config(self) -> Config:
@@ -126,6 +128,13 @@ class DeviceOffering:
             self.dra.current.devices(),
             self.rails,
         )
+
+    def devices(self) -> frozenset[str]:
+        """The PFs and GPUs that new pods can have devices of, healthy or not: by PCI address and UUID."""
+        made_of = self._inventory.snapshot, self.offered, self.dra.current
+        if any(one is not other for one, other in zip(made_of, self._shown[0], strict=True)):
+            self._shown = made_of, offered_devices(self.offered, self.dra.current.devices(), made_of[0])
+        return self._shown[1]
 
     def mps_kinds(self) -> tuple[DeviceKind, ...]:
         """The resources that are shared through MPS, also those that are withheld now: their pods run on."""

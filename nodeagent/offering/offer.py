@@ -327,6 +327,7 @@ class Offer:
                 rdma_cm=snapshot.paths.rdma_cm,
                 cdi=entry.device_list_strategy == "cdi",
                 nccl_ib_hca=entry.nccl_ib_hca,
+                over_bonds=entry.select.default_route == "bond",
             )
 
     def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from nodeagent.facts.allocation import hardware_of
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.volcano_vgpus import MEMORY, granted_shares
@@ -56,5 +57,6 @@ def shares_of(kinds: Iterable[DeviceKind], snapshot: Snapshot, *levels: str) -> 
         if not holding.claim and (found := sizes.get(holding.resource)) is not None:
             container = holding.namespace, holding.pod, holding.container
             for id_ in holding.device_ids:
-                held[*container, id_.partition("::")[0], found[1] or ""] += found[0]
+                if (uuid := hardware_of(id_)) is not None:  # another plugin may have had this name
+                    held[*container, uuid, found[1] or ""] += found[0]
     return tuple(Share(*key[:4], size, key[4]) for key, size in sorted(held.items()))

@@ -41,6 +41,9 @@ _PCI = "/sys/bus/pci/devices"
 _IFF_UP = 1
 _SPEED_UNKNOWN = 0xFFFF_FFFF  # -1 as drivers with an unsigned speed print it
 _PORT_ACTIVE = "4"  # of "4: ACTIVE" (enum ib_port_state)
+_EFA = "efa"
+"""The driver of Amazon's Elastic Fabric Adapter, which has an RDMA port and by design no netdev. It states the port as
+active as long as it is bound (``efa_query_port``)."""
 
 
 def sweep_links(tree: Tree, functions: Iterable[Function], before: Iterable[Link]) -> tuple[Link, ...]:
@@ -52,35 +55,41 @@ def sweep_links(tree: Tree, functions: Iterable[Function], before: Iterable[Link
     unreadable files.
     """
     known = {link.pci_address: link for link in before}
-    default_route = frozenset(link.netdev for link in known.values() if link.default_route)
+    default_route = {link.netdev: link.bonded for link in known.values() if link.default_route}
     return read_links(SysfsScan(tree), functions, default_route, known)
 
 
 def read_links(
     sysfs: SysfsScan,
     functions: Iterable[Function],
-    default_route: frozenset[str],
+    default_route: Mapping[str, bool],
     known: dict[str, Link] | None = None,
 ) -> tuple[Link, ...]:
-    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the cost of ``sweep_links``."""
+    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the cost of ``sweep_links``.
+    ``default_route``: see ``default_route_netdevs``."""
     read = []
     for pf in functions:
         name = pf.netdev
-        if name is None and pf.link_type == INFINIBAND and pf.rdma is not None:
+        if name is None and pf.rdma is not None and _is_by_port(pf):
             name = pf.rdma.device
         if pf.parent is None and name is not None:
             before = known.get(pf.pci_address) if known else None
-            link = _link(sysfs, pf, name, name in default_route, before)
+            link = _link(sysfs, pf, name, default_route.get(name), before)
             if link is not None:
                 read.append(link)
     return tuple(sorted(read, key=lambda link: link.netdev))
 
 
-def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before: Link | None) -> Link | None:
-    """``None`` if the netdev does not exist any more."""
+def _is_by_port(pf: Function) -> bool:
+    """Whether the RDMA port tells the state of the link: no netdev does, or that of IPoIB, which may be down."""
+    return pf.link_type == INFINIBAND or (pf.driver == _EFA and pf.netdev is None)
+
+
+def _link(sysfs: SysfsScan, pf: Function, name: str, bonded: bool | None, before: Link | None) -> Link | None:
+    """``None`` if the netdev does not exist any more. ``bonded`` is ``None`` for a link without the default route."""
     tree = sysfs.tree
     port = f"{_PCI}/{pf.pci_address}/infiniband/{pf.rdma.device}/ports/1" if pf.rdma else None
-    state = sysfs.read(tree.text, f"{port}/state") if port and pf.link_type == INFINIBAND else None
+    state = sysfs.read(tree.text, f"{port}/state") if port and _is_by_port(pf) else None
     if state is None and before is not None and before.netdev == name and before.admin_up:
         carrier = _carrier(sysfs, name)
         if carrier is not None and carrier == before.carrier:
@@ -113,7 +122,8 @@ def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before
         operstate=operstate,
         speed_mbps=speed_mbps,
         mtu=sysfs.netdev(tree.integer, name, "mtu") if pf.netdev else None,
-        default_route=default_route,
+        default_route=bonded is not None,
+        bonded=bool(bonded),
         permanent_mac=before.permanent_mac if before is not None and before.netdev == name else None,
     )
 
@@ -608,18 +618,20 @@ _RTF_UP = 0x0001
 _RTF_REJECT = 0x0200
 
 
-def default_route_netdevs(sysfs: SysfsScan) -> frozenset[str]:
-    """The outgoing netdevs of all default routes of the main table, and all netdevs below them."""
+def default_route_netdevs(sysfs: SysfsScan) -> dict[str, bool]:
+    """The outgoing netdevs of all default routes of the main table, and all netdevs below them: whether each carries
+    them below a bond alone."""
     uppers = _v4(sysfs.read(sysfs.tree.text, "/proc/net/route") or "")
     uppers |= _v6(sysfs.read(sysfs.tree.text, "/proc/net/ipv6_route") or "")
-    netdevs: set[str] = set()
-    todo = list(uppers)
+    found: dict[str, bool] = {}
+    todo = [(upper, False) for upper in uppers]
     while todo:
-        netdev = todo.pop()
-        if netdev not in netdevs:
-            netdevs.add(netdev)
-            todo.extend(_under(sysfs, netdev))
-    return frozenset(netdevs)
+        netdev, bonded = todo.pop()
+        if found.get(netdev, True) and found.get(netdev) is not bonded:
+            found[netdev] = bonded
+            is_bond = "bonding" in sysfs.names(f"{NET}/{netdev}")
+            todo.extend((under, bonded or is_bond) for under in _under(sysfs, netdev))
+    return found
 
 
 def _v4(table: str) -> set[str]:

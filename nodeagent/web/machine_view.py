@@ -104,11 +104,22 @@ def machine_view(
     )
 
 
+def offered_devices(
+    kinds: Iterable[DeviceKind], by_claim: Iterable[DraDevice], snapshot: Snapshot
+) -> frozenset[str]:
+    """Return the PCI addresses of the PFs and the UUIDs of the GPUs that a resource or a claim has devices of."""
+    parents = {devices.parent for kind in kinds for devices in kind.devices(snapshot)}
+    return frozenset(parents | {_parent(device) for device in by_claim})
+
+
+def _parent(device: DraDevice) -> str:
+    return device.pf.pci_address if isinstance(device, PfDevice) else device.gpu.uuid
+
+
 def _claim_devices(devices: Iterable[DraDevice], snapshot: Snapshot) -> Iterator[ClaimDevice]:
     places = LinkMemory().places(snapshot)
     for device in devices:
         attributes = published(device, snapshot, places)["attributes"]
-        parent = device.pf.pci_address if isinstance(device, PfDevice) else device.gpu.uuid
         values = {name: next(iter(value.values())) for name, value in attributes.items()}
         capacity = device.capacity.quantity(device.capacity.total)
-        yield ClaimDevice(device.name, device.pool, parent, capacity, values)
+        yield ClaimDevice(device.name, device.pool, _parent(device), capacity, values)

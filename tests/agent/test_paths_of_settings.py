@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,6 +25,7 @@ from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.web.web_settings import OWN_NAMES
 from tests.agent.test_stored_files import FORMS
 from tests.daemonset.test_manifests import CONFIGS
+from tests.support.manifests import built, named, pod_specs
 from tests.support.running_agent import HEAD, node
 from tests.support.setting_leaves import changed
 
@@ -171,3 +173,22 @@ async def test_readyz_names_what_to_write_in_place_of_a_path_that_keeps_nothing(
             f"history.file: {n.folder}/file/kept.json: {n.folder}/file is not a directory, so changes before a restart "
             "are forgotten; write `history: {file: history.json}`, a name in health.stateDirectory"
         ) in (await n.get("/readyz"))[1]
+
+
+@pytest.mark.needs("kubectl")
+@pytest.mark.parametrize("key", AGENT)
+def test_the_shipped_pod_may_write_what_is_written_and_nothing_else_that_a_setting_names(key: str) -> None:
+    """A name without a folder is below the state folder; the others are where their table says."""
+    (spec,) = pod_specs(named(built(), "DaemonSet", "nodeagent"))
+    (container,) = spec["containers"]
+    value: Any = Config()
+    for field in key.split("."):
+        value = getattr(value, re.sub(r"([A-Z])", lambda it: f"_{it[1].lower()}", field))
+    place = AGENT[key]
+    folder = Config().health.state_directory
+    if place.relative == STATE:
+        value, place = f"{folder}/history.json", place._replace(absolute=HOST)
+    path = PurePosixPath(f"/host{value}" if place.absolute == HOST else value or "/etc/nodeagent/x")
+    mounts = [it for it in container["volumeMounts"] if path.is_relative_to(it["mountPath"])]
+    writable = [it["mountPath"] for it in mounts if not it.get("readOnly")]
+    assert bool(writable) is place.written, path

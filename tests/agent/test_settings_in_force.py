@@ -89,6 +89,7 @@ SLOW = {"rule": "speed_reduced", "enterForSeconds": 0, "clearForSeconds": 0}
 SELECTED = {
     "vendors": ["10de"], "devices": ["ffff"], "drivers": ["none"], "pciAddresses": [NOTHING], "netdevs": ["none"],
     "exclude": ["*"], "linkTypes": ["infiniband"], "minSpeedMbps": 999_000, "rdma": False, "vfIndexes": ["0"],
+    "defaultRoute": "bond",
 }  # fmt: skip
 GPUS = {"uuids": ["GPU-00000000-0000-0000-0000-000000000000"], "indexes": ["1"], "pciAddresses": [NOTHING],
         "models": ["none"]}  # fmt: skip

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from nodeagent.base import file_writing
 from nodeagent.base.file_writing import (
     ABANDONED_S,
     make_folder,
@@ -17,6 +19,7 @@ from nodeagent.base.file_writing import (
     replace_file,
     unwritable_because,
 )
+from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 
 
@@ -95,12 +98,53 @@ def test_what_a_killed_writer_left_is_removed_and_a_younger_or_foreign_one_stays
 
     old = ABANDONED_S + 60
     left(".a.json.0123abcd.tmp", old)
+    left(".nodeagent.0123abcd.trial", old)
+    left("..nodeagent.0123abcd.trial.0123abcd.tmp", old)
     stay = {
         left(".a.json.0123abce.tmp", ABANDONED_S - 60),
         left(".b.json.0123abcd.tmp", old),
+        left(".nodeagent.0123abce.trial", ABANDONED_S - 60),
+        left(".other.0123abcd.trial", old),
         left(".a.json.tmp", old),
         left("a.json", old),
     }
     remove_abandoned(tmp_path, "a.json")
     remove_abandoned(tmp_path / "missing", "a.json")
     assert set(os.listdir(tmp_path)) == stay
+
+
+def _of_specs(folder: Path) -> Callable[[], object]:
+    specs = CdiSpecFiles(folder)
+    specs.look()
+    return specs.flush
+
+
+def _of_device_info(folder: Path) -> Callable[[], object]:
+    files = DeviceInfoFiles(folder)
+    files.remove_stale("nodeagent.io-", ())
+    return files.try_writing
+
+
+@pytest.mark.parametrize(
+    ("begin", "left"),
+    [
+        (_of_specs, ".nodeagent-gpu.json.0123abcd.tmp"),
+        (_of_specs, ".nodeagent.0123abcd.trial"),
+        (_of_device_info, ".nodeagent.io-nic0-0000:18:00.1-device.json.0123abcd.tmp"),
+        (_of_device_info, ".nodeagent.0123abcd.trial"),
+    ],
+)
+def test_what_is_too_young_at_the_start_goes_at_a_later_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Callable[[Path], Callable[[], object]], left: str
+) -> None:
+    """After a power failure and a quick start of the machine no agent can tell it from the file of another writer."""
+    monkeypatch.setattr(file_writing, "ABANDONED_S", 0.0)
+    path = tmp_path / left
+    path.write_text("half")
+    os.utime(path, times=(time.time() + 600,) * 2)
+    look = begin(tmp_path)
+    look()
+    assert path.exists()
+    os.utime(path, times=(time.time() - 1,) * 2)
+    look()
+    assert not path.exists()

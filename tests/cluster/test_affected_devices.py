@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from nodeagent.cluster.affected_devices import affected_pods, reported_devices
-from nodeagent.facts.model import Health, Reason, StaleSource, State, UnusableGpu
-from tests.support.cluster_node import DOWN, GPU_LOST, offered, snapshot
+from nodeagent.facts.model import Health, MigDevice, Reason, StaleSource, State, UnusableGpu
+from tests.support.cluster_node import DOWN, GPU_LOST, holding, offered, snapshot
 
 
 def test_links_and_gpus_are_reported_and_pods_that_hold_a_failed_one_are_affected():
@@ -31,6 +32,41 @@ def test_a_held_device_that_is_gone_has_failed_unless_a_source_fails():
     assert affected_pods(quiet, offered(quiet)) == ()
     unknown = replace(gone, holdings=None)
     assert affected_pods(unknown, offered(unknown)) == ()
+
+
+@pytest.mark.parametrize("name", ["rival0", "GPU-32563e7a-82ba-5729-ba77-604a25030a17-3", "12", "mlx5_3"])
+def test_a_device_of_another_plugin_under_our_name_is_none_of_ours(name: str) -> None:
+    """On a real kubelet the pods with the devices of a plugin that had taken the name were evicted."""
+    holdings = (holding("a", "x/mem", name), holding("b", "x/nic", name))
+    made = snapshot([None], [None], holdings=holdings)
+    assert affected_pods(made, offered(made)) == ()
+
+
+def test_a_held_device_that_is_here_and_not_offered_under_its_name_has_its_own_health() -> None:
+    """The configuration leaves its PF out now, or its GPU has fewer slices than before."""
+    holdings = (
+        holding("a", "x/mem", "GPU-0::7", "GPU-0::8"),
+        holding("b", "x/nic", "0000:11:00.1"),
+        holding("c", "x/nic", "0000:10:00.1"),
+    )
+    made = snapshot([None, DOWN], [GPU_LOST], holdings=holdings)
+    ((nic, vfs), (memory, slices)) = offered(made)
+    fewer = [(nic, [replace(vfs[0], ids=("0000:10:00.2",))]), (memory, slices)]
+    assert [(pod.pod, pod.device_ids, pod.device.title) for pod in affected_pods(made, fewer)] == [
+        ("a", ("GPU-0::7", "GPU-0::8"), "GPU 0 (GPU-0)"),
+        ("b", ("0000:11:00.1",), "VF 0000:11:00.1 of ens1np0 (0000:11:00.0)"),
+    ]
+    well = snapshot([None, None], [None], holdings=holdings)
+    assert affected_pods(well, fewer) == ()
+
+
+def test_the_slices_of_a_gpu_in_mig_mode_are_gone_and_its_mig_devices_are_not() -> None:
+    part = MigDevice("MIG-0", "1g.10gb", 9728, 1, 0)
+    holdings = (holding("a", "x/mem", "GPU-0::0"), holding("b", "x/mig", "MIG-0"))
+    made = snapshot([], [None, None], holdings=holdings)
+    divided = replace(made, gpus=(replace(made.gpus[0], mig=True, mig_devices=(part,)), made.gpus[1]))
+    names = [("x/mem", offered(divided)[1][1][1:]), ("x/mig", offered(divided)[1][1][1:])]
+    assert [pod.pod for pod in affected_pods(divided, names)] == ["a"]
 
 
 def test_a_gpu_without_a_name_is_reported_and_one_for_guests_is_not():

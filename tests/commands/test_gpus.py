@@ -23,8 +23,9 @@ from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, MigStatus, gpu_st
 from nodeagent_lab.sim.kubelet import PodSpec
 from nodeagent_lab.sim.machine import Machine
 from tests.cluster.test_agent_tasks import HEAD
-from tests.commands.test_plan import golden
+from tests.commands.test_plan import GOLDEN
 from tests.sharing.test_gpu_accounting import ACCOUNTING, GIB, SCOPE, UID, process, use
+from tests.support import golden
 from tests.support.kind_machines import gpu_of
 from tests.support.running_agent import node
 
@@ -113,11 +114,12 @@ def test_the_table_has_a_line_for_each_gpu_and_pod_and_marks_an_over_use() -> No
     ]
 
 
+@pytest.mark.golden("tests/golden/gpus-*")
 @pytest.mark.parametrize("width", [80, None])
 def test_the_tables_fit_a_terminal_of_80_columns(width: int | None) -> None:
     listed = GpuStatuses((FIRST, SECOND), driver="580.95.05")
     said = as_table(listed, Screen(width), processes=True, now=1.8e9 + 7200)
-    golden(f"gpus-{width or 'wide'}.txt", said)
+    golden.same(GOLDEN / f"gpus-{width or 'wide'}.txt", said)
     assert max(map(len, said.splitlines())) <= (width or 200)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import threading
 from pathlib import Path
@@ -87,3 +88,38 @@ def test_a_server_that_is_no_agent_is_reported(capsys: pytest.CaptureFixture[str
             assert main(["health", "--listen", f"127.0.0.1:{server.getsockname()[1]}"]) == 2
             thread.join()
             assert "127.0.0.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("agent", [True, False], ids=["of an agent", "a short look"])
+async def test_the_kubelet_is_told_nothing_about_a_device_that_nobody_offers(
+    agent: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An agent that observes alone, then one that offers the slices of GPUs and no VF."""
+    async with node() as n:
+        for resources, told in (
+            ("[]", {"nic": "-", "gpu": "-"}),
+            ("[{kind: gpu-mem}]", {"nic": "-", "gpu": "Healthy"}),
+        ):
+            made = n.configure(f"resources: {resources}\n")
+            if agent:
+                await n.kubelet.start()
+                await n.start_agent(made)
+                await n.until(n.agent.offering.begun.is_set)
+                await n.until(lambda: {one.kind for one in n.agent.health.explain()} == {"nic", "gpu"})
+            place = ["--root", str(n.root), "--config", str(n.config_file)]
+            assert await asyncio.to_thread(main, ["health", *place]) == 0
+            lines = capsys.readouterr().out.splitlines()
+            at = next(line.index("KUBELET") for line in lines if "KUBELET" in line)
+            rows = {"gpu": r" *GPU\d", "nic": r".* 0000:"}
+            for kind, begin in rows.items():
+                words = {line[at:].split()[0] for line in lines if re.match(begin, line)}
+                assert words == {told[kind]}, lines
+            assert await asyncio.to_thread(main, ["health", "--json", *place]) == 0
+            views = json.loads(capsys.readouterr().out)
+            views = views["devices"] if isinstance(views, dict) else views
+            assert {one["kind"]: one["offered"] for one in views} == {
+                kind: word != "-" for kind, word in told.items()
+            }
+            if agent:
+                await n.stop_agent()
+                await n.kubelet.stop()

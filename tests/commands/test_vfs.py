@@ -560,7 +560,9 @@ def test_a_pf_with_the_default_route_is_left_alone(tmp_path: Path) -> None:
     outcome = apply.apply(config(entry(2, mtu=1500)), tmp_path)
     assert outcome.good
     assert states(outcome) == {FIRST: "left alone"}
-    assert of(outcome).reasons == ("eth0 carries the default route; its VFs are never offered",)
+    assert of(outcome).reasons == (
+        "eth0 carries the default route, and a change of its VFs could disconnect the node",
+    )
     assert files(tmp_path) == before
 
 

@@ -375,3 +375,18 @@ def test_without_a_builder_the_script_names_those_it_can_use(tmp_path: Path) -> 
     )
     assert done.returncode == 1
     assert "docker, podman, buildah or buildctl" in done.stderr
+
+
+@pytest.mark.parametrize(("base", "said"), [(PINNED.partition("@")[0], True), (PINNED, False)])
+def test_a_base_without_a_digest_is_told(base: str, said: bool, tmp_path: Path) -> None:
+    (tmp_path / "docker").write_text("#!/bin/sh\n")
+    (tmp_path / "docker").chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "hack" / "image.sh"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "NODEAGENT_BUILDER": "docker", "NODEAGENT_BASE": base},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (f"The base {base} has no digest" in done.stderr) is said

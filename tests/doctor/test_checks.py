@@ -241,6 +241,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     ("note default_route", nic_checks.findings(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
     ("note rdma_missing", nic_checks.findings(of_nics(structs.replace(PF, rdma=None)), DEFAULT)),
+    (
+        "note netdev_absent",
+        nic_checks.findings(of_nics(structs.replace(PF, netdev=None, link_type="infiniband")), DEFAULT),
+    ),
     ("note rdma_missing", nic_checks.findings(lag("ens1", masters={"ens2": "bond0"}), DEFAULT)),
     (
         "warn rdma_cm_missing",
@@ -508,6 +512,46 @@ def of_node(**fields: object) -> Iterable[Finding]:
     return of_cluster(replace(GOOD_NODE, **fields))
 
 
+def phantoms_of(
+    allocatable: dict[str, str], offered: dict[str, tuple[str, ...]] | None = None, *, locked: bool = True
+) -> list[Finding]:
+    """Of a Node with these resources, while the agent offers slices alone."""
+    kubelet = replace(SERVING, offered={} if offered is None else offered, locked=locked)
+    cluster = replace(GOOD_CLUSTER, node=replace(GOOD_NODE, allocatable=allocatable))
+    return list(cluster_checks.phantoms(cluster, kubelet, SLICES_ONLY, SNAPSHOT))
+
+
+@pytest.mark.parametrize(
+    ("resource", "amount", "offered", "locked", "found"),
+    [
+        ("nic0", "8", {}, True, True),  # a name that is not offered any more
+        ("nic0", "8", {"nvidia-dgx-h100/nic0": ()}, True, True),
+        (
+            "nic0",
+            "0",
+            {},
+            True,
+            False,
+        ),  # the kubelet has set it to 0: all are Unhealthy, or it has dropped it
+        ("nic0", "8", {"nvidia-dgx-h100/nic0": ("0000:18:00.1",)}, True, False),
+        ("gpu-mem", "79", {}, True, False),  # an agent that serves it is about to register it
+        ("gpu-mem", "79", {}, False, True),  # no agent runs
+    ],
+)
+def test_devices_that_only_the_node_has_are_named(
+    resource: str, amount: str, offered: dict[str, tuple[str, ...]], locked: bool, found: bool
+) -> None:
+    made = phantoms_of({f"nvidia-dgx-h100/{resource}": amount}, offered, locked=locked)
+    assert [one.key for one in made] == ["phantom_devices"] * found
+    assert not phantoms_of({f"example.com/{resource}": amount}, offered, locked=locked)
+
+
+def test_without_an_answer_of_the_kubelet_no_device_is_called_a_phantom() -> None:
+    cluster = replace(GOOD_CLUSTER, node=replace(GOOD_NODE, allocatable={"nvidia-dgx-h100/nic0": "8"}))
+    for kubelet in (None, replace(SERVING, offered=None)):
+        assert not list(cluster_checks.phantoms(cluster, kubelet, SLICES_ONLY, SNAPSHOT))
+
+
 def serving(**groups: tuple[str, tuple[str, ...]] | None) -> dict[str, tuple[str, tuple[str, ...]] | None]:
     names = {"ours": "nodeagent.io", "volcano": "topology.volcano.sh", "scheduling": "scheduling.volcano.sh"}
     changed = {names.get(name, "kueue.x-k8s.io"): served for name, served in groups.items()}
@@ -643,6 +687,12 @@ CLUSTER_CASES: list[tuple[str, Iterable[Finding]]] = [
     ("note runtime_cdi_default", of_node(runtime="containerd://1.7.24")),
     ("fix surge", of_cluster(surge="10%")),
     ("warn capacity_differs", of_node(capacity={"nvidia-dgx-h100/gpu-mem": "80"})),
+    (
+        "fix phantom_devices",
+        phantoms_of(
+            {"nvidia-dgx-h100/gpu-mem": "79", "nvidia-dgx-h100/nic0": "8", "example.com/dongle": "1"}
+        ),
+    ),
     ("warn gpus_counted_twice", of_node(capacity={"nvidia.com/gpu": "8"})),
 ]
 
@@ -653,6 +703,13 @@ CASES += DRA_CASES
 @pytest.mark.parametrize(("expected", "found"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
 def test_facts_give_the_expected_finding(expected: str, found: Iterable[Finding]) -> None:
     assert expected in {f"{one.level} {one.key}" for one in found}
+
+
+def test_the_ports_of_a_bond_whose_vfs_are_offered_are_not_left_out() -> None:
+    bonded = of_nics(facts=PciFacts(None, (PF, VF), (structs.replace(ROUTED, bonded=True),)))
+    offering = config("resources: [{kind: vf, select: {defaultRoute: bond}}]\n")
+    assert "default_route" in {it.key for it in nic_checks.findings(bonded, DEFAULT)}
+    assert "default_route" not in {it.key for it in nic_checks.findings(bonded, offering)}
 
 
 BOND = {"ens1": "bond0", "ens2": "bond0"}

@@ -214,3 +214,42 @@ def test_the_nodes_of_gpus_and_vfio_groups_have_owners_too() -> None:
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize("kind", ["gpu", "nic"])
+async def test_an_administrator_loses_a_device_that_is_gone_and_keeps_the_others(
+    tmp_path: Path, kind: str
+) -> None:
+    """The device node of a device that was taken out may be another one's by now."""
+    store, facts = ClaimStore(), machine()
+    rdma = {
+        it.pci_address: Rdma(f"mlx5_{i}", f"/dev/infiniband/uverbs{i}")
+        for i, it in enumerate(facts.functions)
+    }
+    facts = replace(facts, functions=tuple(replace(it, rdma=rdma[it.pci_address]) for it in facts.functions))
+    offer, (one, two) = offer_of(facts), gpus_of(facts) if kind == "gpu" else pfs_of(facts)
+    claim = store.put(claim_of("m", *(result(it, 0, "all", adminAccess=True) for it in (one, two))))
+    admin = Prepared(tmp_path, offer, claims_of(tmp_path, offer, store), claim)
+    await admin.prepare()
+    words = [it.gpu.uuid if kind == "gpu" else f'"{rdma[it.pf.pci_address].uverbs}"' for it in (one, two)]
+
+    def seen() -> list[bool]:
+        devices = json.dumps(json.loads(admin.spec.read_text())["devices"])
+        return [word in devices for word in words]
+
+    assert seen() == [True, True]
+    offer.update(OfferedPools({"gpu": None, "nic": None}), Snapshot())
+    await admin.mending.mend()
+    assert seen() == [True, True], "the devices are not known yet"
+    gone = one.gpu.uuid if kind == "gpu" else one.pf.pci_address
+    left = replace(
+        facts,
+        gpus=tuple(it for it in facts.gpus if it.uuid != gone),
+        functions=tuple(it for it in facts.functions if gone not in (it.pci_address, it.parent)),
+    )
+    publish(offer, left)
+    await admin.mending.mend()
+    assert seen() == [False, True]
+    publish(offer, facts)
+    await admin.mending.mend()
+    assert seen() == [True, True]

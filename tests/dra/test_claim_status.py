@@ -78,6 +78,26 @@ def test_the_netdev_of_a_vf_is_remembered_when_a_cni_plugin_has_moved_it() -> No
     assert same(entries_of(record, moved), entries_of(record, facts))
 
 
+def test_a_netdev_that_has_another_name_on_the_host_by_now_is_told() -> None:
+    """A driver that was loaded again, or udev, has renamed it while the claim is prepared."""
+    facts = with_macs(machine())
+    pf = pfs_of(facts)[0]
+    record = prepared(claim_of("c", result(pf, 1, "r")), facts)
+    renamed = replace(
+        facts,
+        functions=tuple(
+            replace(it, netdev="eth77", mac="02:00:00:00:00:99", rdma=None)
+            if it.pci_address == pf.vfs[0]
+            else it
+            for it in facts.functions
+        ),
+    )
+    (before,), (after,) = entries_of(record, facts), entries_of(record, renamed)
+    assert after["networkData"] == {"interfaceName": "eth77", "hardwareAddress": "02:00:00:00:00:99"}
+    (data,) = after["data"]["vfs"]
+    assert data == before["data"]["vfs"][0] | {"netdev": "eth77", "mac": "02:00:00:00:00:99"}
+
+
 def test_the_health_is_that_of_the_vfs_of_the_claim() -> None:
     facts = machine()
     pf = pfs_of(facts)[0]

@@ -23,10 +23,11 @@ from nodeagent.dra.mig_instances import MigInstances
 from nodeagent.dra.offered import DraOffer, OfferedPools, held_by_claims
 from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.facts.model import Health, Reason, Snapshot, State
-from nodeagent.kube import dra_v1_pb2
+from nodeagent.kube import dra_v1_pb2, pluginregistration_pb2
 from nodeagent.kube.access import Access
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.kubelet.unix_server import UnixServer
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import Kubelet, dra_manager
 from nodeagent_lab.sim.kubelet.dra_manager import PodClaim, SandboxError, check_answer
@@ -431,3 +432,36 @@ async def test_a_pod_gets_a_mig_device_that_is_made_for_it_and_waits_at_its_end_
     divided.in_use = set()
     await node.kubelet.dra.unprepare("pod")
     assert (divided.slots, node.driver.claims.records) == (set(), {})
+
+
+async def test_another_driver_of_our_name_is_told_until_it_goes_and_then_ours_is_registered_again(
+    node: DraNode,
+) -> None:
+    await until(lambda: node.driver.unregistered is None and node.registrations == 1)
+    asked = []
+
+    def registering(name: str, kind: str) -> grpc.GenericRpcHandler:
+        async def get_info(_request: bytes, _context: Any) -> bytes:
+            asked.append(name)
+            return pluginregistration_pb2.PluginInfo(
+                type=kind, name=name, endpoint="/other/dra.sock", supported_versions=["v1.DRAPlugin"]
+            ).SerializeToString()
+
+        handler = grpc.unary_unary_rpc_method_handler(get_info)
+        return grpc.method_handlers_generic_handler("pluginregistration.Registration", {"GetInfo": handler})
+
+    registry = node.folder / "k/plugins_registry"
+    (registry / "below").mkdir()
+    plugins = [("csi.example.com", "CSIPlugin"), ("gpu.example.com", "DRAPlugin"), (DRIVER, "DRAPlugin")]
+    servers = [UnixServer() for _ in plugins]
+    for server, (name, kind) in zip(servers, plugins, strict=True):
+        await server.start(registry / "below" / f"{kind}-{name}.sock", (registering(name, kind),))
+    await until(lambda: node.driver.unregistered is not None)
+    assert f"another DRA driver registers the name {DRIVER} " in node.driver.unregistered
+    assert "endpoint '/other/dra.sock'" in node.driver.unregistered
+    await servers[-1].stop()
+    await until(lambda: node.driver.unregistered is None)
+    await until(lambda: node.registrations == 2)
+    assert set(asked) == {name for name, _ in plugins}
+    for server in servers:
+        await server.stop()

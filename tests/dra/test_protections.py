@@ -75,7 +75,7 @@ TABLE = (
     Protection(
         "A name that another plugin has registered",
         f"{RIVAL}::test_our_stream_stays_open_and_silent_while_another_plugin_has_the_name",
-        f"{DRIVER}::test_a_driver_that_the_kubelet_has_dropped_registers_again",
+        f"{DRIVER}::test_another_driver_of_our_name_is_told_until_it_goes_and_then_ours_is_registered_again",
     ),
     Protection(
         "Hold the lock before binding a socket",

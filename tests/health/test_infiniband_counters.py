@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.facts.model import Rdma
+from nodeagent.facts.model import HEALTHY, Rdma
 from nodeagent.host.rdma_ports import INFINIBAND_COUNTERS
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
@@ -15,6 +15,16 @@ from nodeagent.sampling.adapter_readers import INFINIBAND_NAMES, RdmaReader
 from tests.host.test_adapter import PORT, machine
 from tests.sampling.test_readers import pf
 from tests.support.judged_machine import Bench
+
+EFA = {
+    "tx_bytes": "rdma_tx_bytes",
+    "rx_bytes": "rdma_rx_bytes",
+    "rx_drops": "rdma_rx_discards",
+    "retrans_timeout_events": "rdma_path_timeouts",
+    "unresponsive_remote_events": "rdma_unresponsive_remotes",
+    "rdma_read_wr_err": "rdma_read_errors",
+}
+"""Some files in ``hw_counters`` of its port (drivers/infiniband/hw/efa/efa_verbs.c), with their sample names."""
 
 
 def port(count: int = 1) -> Bench:
@@ -111,3 +121,34 @@ def test_the_counters_that_no_source_gives_are_named_where_a_rule_waits_for_them
     missing = bench.explained()[0].not_given
     assert {"carrier_down", "symbol_errors", "rdma_out_of_sequence"} <= {*missing}
     assert "rdma_ack_timeouts" not in missing
+
+
+def test_an_efa_is_healthy_and_what_nobody_measures_of_it_is_unknown(tmp_path: Path) -> None:
+    """It has no netdev by design; its driver states the port as active, and counts its datagrams."""
+    made = machine(tmp_path, link_layer="Unknown", phys_state="5: LinkUp", lid="0x0")
+    for number, name in enumerate(EFA):
+        made.draw(f"{PORT}/ports/1/hw_counters/{name}", str(number))
+    function = replace(pf(rdma="mlx5_0"), driver="efa", vendor="1d0f", netdev=None)
+    (sample,) = RdmaReader(Tree(made.root), live=False).read([function])
+    assert {name: sample.values[name] for name in EFA.values()} == {
+        name: number for number, name in enumerate(EFA.values())
+    }
+    assert sample.values["rdma_port_active"] == 1
+    assert not {"roce_v2_gids", "ib_state", "ib_link_downed"} & sample.values.keys()
+    bench = Bench(1)
+    bench.functions = [
+        replace(
+            one, driver="efa", vendor="1d0f", netdev=None, rdma=Rdma("rdmap58s0", "/dev/infiniband/uverbs0")
+        )
+        for one in bench.functions
+    ]
+    bench.look()
+    for at in (1001, 1016, 1031):
+        bench.take(Source.RDMA, sample.values, at=at)
+    assert bench.health() == HEALTHY
+    unmeasured = (
+        *("flapping", "flapping_daily", "post_fec_errors", "crc_errors", "fec_uncorrectable"),
+        *("optics_temperature", "optics_rx_power"),
+    )
+    assert {phases(bench)[rule] for rule in unmeasured} == {"unknown"}
+    assert {"carrier_down", "crc_errors", "symbol_errors"} <= {*bench.explained()[0].not_given}

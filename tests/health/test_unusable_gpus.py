@@ -149,6 +149,41 @@ def test_a_gpu_has_one_index_from_its_first_publication_on_whichever_others_the_
         assert all(place == index for place, index in kept.items())
 
 
+@pytest.mark.parametrize(
+    ("shown", "unnamed", "lost"),
+    [
+        ({0, 1, 3}, {2}, set()),  # each of the others is where it was: it is the one that has no reading
+        ({0, 1, 2}, {3}, set()),
+        ({0, 1}, {3}, {2, 3}),  # 2 is gone, and 3 has its index
+        ({0}, {2, 3}, {1, 2, 3}),
+        ({1, 2}, {3}, {0, 3}),  # the others have moved
+        ({0, 1}, {2, 3}, set()),
+    ],
+)
+def test_a_reading_that_names_nothing_is_of_the_gpu_at_its_index_only_while_the_count_is_the_same(
+    shown: set[int], unnamed: set[int], lost: set[int]
+) -> None:
+    """NVML counts the GPUs that it lists: behind one that is gone each index is that of another GPU."""
+    every = [reading(place, f"GPU-{place}", place) for place in range(4)]
+    same, later = GpuJudge(), GpuJudge()
+    same.take_readings(every, 0)
+    later.recall(every, 0)
+    for judge in (same, later):
+        judge.take_readings(listed(shown, unnamed), 1)
+        assert {int(uuid[4:]) for uuid, gpu in judge.devices.items() if not gpu.listed} == lost
+
+
+def test_the_count_is_that_of_the_last_reading() -> None:
+    """A GPU that was lost before has no index any more."""
+    judge = GpuJudge()
+    judge.take_readings(listed({0, 1, 2, 3}), 0)
+    judge.take_readings(listed({0, 2, 3}), 1)
+    judge.take_readings(listed({0, 3}, {2}), 2)
+    assert [uuid for uuid, gpu in judge.devices.items() if not gpu.listed] == ["GPU-1"]
+    judge.take_readings(listed({0, 2, 3}, {1}), 3)
+    assert [uuid for uuid, gpu in judge.devices.items() if not gpu.listed] == ["GPU-1"]
+
+
 def test_a_gpu_that_a_person_keeps_from_the_driver_has_no_place_in_its_count() -> None:
     bus = {
         "0000:00:00.0": GpuFunction("0000:00:00.0", "vfio-pci"),

@@ -90,6 +90,22 @@ async def test_a_name_is_kept_as_long_as_a_pod_may_hold_the_vf(tmp_path: Path) -
     assert list(memory(tmp_path).content.names) == ["x/nic1"]
 
 
+async def test_a_name_that_pods_give_back_makes_no_resource_wait_again(tmp_path: Path) -> None:
+    """A resource that waits is withdrawn from the kubelet for a moment, and a pod may be admitted in it."""
+    asked: list[bool] = []
+    stored = await offered(tmp_path, read_holdings=lambda: asked.append(True))
+    assert stored.obstacle(NEW, UNREAD) is not None
+    stored.holdings_read()
+    assert stored.obstacle(NEW, seen(VF)) is None
+    for held in (
+        seen(VF),
+        seen(),
+    ):  # at first no pod holds the other VF under the old name, then none holds any
+        await stored.save(RAILS, ("{}",), (NEW,), held)
+        assert stored.obstacle(NEW, held) is None
+    assert asked == [True]
+
+
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_without_a_file_the_kubelets_checkpoint_decides_by_its_existence(
     tmp_path: Path, checkpoint: bool

@@ -102,6 +102,20 @@ async def test_when_the_other_plugin_ends_first_the_name_is_registered_again() -
         await w.offered(A, 0)
 
 
+async def test_the_devices_of_the_other_plugin_do_not_come_on_our_list() -> None:
+    """On a real kubelet they stayed on it, Unhealthy, after the plugin and its pods had gone: ten devices of eight."""
+    async with contested() as (w, rival):
+        await until(lambda: status(w).taken)
+        assert (await w.kubelet.admit(PodSpec.single("p", {A: 2}))).admitted
+        holdings_now = await holdings.once(w.kubelet.podresources_socket)
+        assert {id_ for it in holdings_now for id_ in it.device_ids} < {"rival0", "rival1", "rival2"}
+        w.plugins.update([Lamps(A), Lamps(B)], Snapshot(holdings=holdings_now))
+        rival.end_streams()
+        await w.kubelet.until(lambda: w.registrations(A) == 3)
+        await w.offered(A, 2)
+        assert set(w.kubelet.devices(A)) == {"a-0", "a-1"}
+
+
 async def test_when_we_end_first_the_kubelet_drops_the_other_plugin_and_our_next_process_has_the_name() -> (
     None
 ):

@@ -170,3 +170,8 @@ async def test_the_size_of_a_resource_that_is_not_offered_now_is_kept(tmp_path: 
     ours = sizes(tmp_path)
     await ours.save([GpuMemory("x/other", slice_mib=512)])
     assert SliceSizes(tmp_path).in_force == {"x/mem": 1024, "x/other": 512}
+
+
+def test_the_devices_of_another_plugin_that_had_the_name_are_no_slices(tmp_path: Path) -> None:
+    theirs = Snapshot(holdings=(Holding("ns", "pod", "main", "x/mem", ("rival0", "rival1")),))
+    assert sizes(tmp_path).settle(KIND, theirs, pod_resources=True) is KIND

@@ -176,6 +176,25 @@ def test_the_nic_of_the_default_route_and_nics_without_vfs_are_never_offered() -
     assert pools(Offer(configured("")), snapshot) == {}
 
 
+def test_vfs_of_the_ports_of_a_bond_with_the_default_route_are_offered_by_a_setting() -> None:
+    first, second, alone = pf(1), pf(2), pf(3)
+    bonded = [replace(link(one, default_route=True), bonded=True) for one in (first, second)]
+    snapshot = replace(machine(first, second, alone), links=(*bonded, link(alone, default_route=True)))
+    assert pools(Offer(configured("")), snapshot) == {}
+    made = Offer(configured("resources: [{kind: vf, select: {defaultRoute: bond}}]\n"))
+    assert pools(made, snapshot) == {
+        "example.com/nic0": ("0000:01:00.0",),
+        "example.com/nic1": ("0000:02:00.0",),
+    }
+    offered = [id_ for kind in made.kinds(snapshot) for entry in kind.devices(snapshot) for id_ in entry.ids]
+    assert offered == [vf_of(one, index).pci_address for one in (first, second) for index in range(2)]
+    before = replace(snapshot, links=tuple(link(one) for one in (first, second, alone)))
+    never = Offer(configured("resources: [{kind: vf}]\n"))
+    assert len(pools(never, before)) == 3
+    listed = {kind.resource: kind.devices(snapshot) for kind in never.kinds(snapshot)}
+    assert set(listed.values()) == {()}, "the bond got the route after the NICs had their rails"
+
+
 def test_a_link_that_is_down_passes_the_minimum_speed() -> None:
     one = pf(1)
     snapshot = replace(machine(one), links=(link(one, speed=None),))

@@ -81,3 +81,11 @@ def test_the_containers_of_a_claim_have_its_shares_to_be_read_and_never_to_be_se
         ("ns", "pod", "b", uuid_of(1), 2 * GIB, "env"),
     ]
     assert [tuple(share) for share in found or ()] == (expected if read else [])
+
+
+def test_the_devices_of_another_plugin_that_had_the_name_are_no_share() -> None:
+    memory = structs.replace(SLICES, enforcement="nvml-limits")
+    theirs = (Holding("ns", "pod", "a", memory.resource, ("rival0",)),)
+    assert shares_of([memory], structs.replace(ALLOWED, holdings=theirs), *HARD_LEVELS) == ()
+    ours = (Holding("ns", "pod", "a", memory.resource, (f"{uuid_of(0)}::0",)),)
+    assert shares_of([memory], structs.replace(ALLOWED, holdings=ours), *HARD_LEVELS) != ()

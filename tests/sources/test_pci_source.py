@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.facts.model import Function, Rdma
-from nodeagent.health.structural import Fault
+from nodeagent.health.structural import Fault, find_faults
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources import pci_source
 from nodeagent.sources.pci_source import PciFacts, keep_pod_values, read_links, scan, sweep_links, watch
@@ -50,7 +50,7 @@ def scanned(machine: Machine) -> PciFacts:
 def test_an_infiniband_pf_without_a_netdev_has_a_link_only_as_rdma_device(machine: Machine) -> None:
     (pf,) = (function for function in scanned(machine).functions if function.pci_address == PF)
     dark = replace(pf, netdev=None, link_type="infiniband", rdma=None)
-    assert read_links(SysfsScan(Tree(machine.root)), (dark,), frozenset()) == ()
+    assert read_links(SysfsScan(Tree(machine.root)), (dark,), {}) == ()
 
 
 def test_the_port_name_of_a_vf_does_not_hide_its_netdev(machine: Machine) -> None:
@@ -151,6 +151,30 @@ def test_an_infiniband_pf_without_ipoib_has_a_link_named_by_its_rdma_device(mach
     assert (link.netdev, link.carrier, link.mac, link.speed_mbps) == ("mlx5_4", True, None, 2500)
 
 
+def test_an_efa_has_the_link_of_its_port_and_by_design_no_netdev(machine: Machine) -> None:
+    """As ``efa_query_port`` and ``efa_port_link_layer`` make the files: link_layer is "Unknown"."""
+    efa = "0000:3a:00.0"
+    machine.function(efa, vendor="0x1d0f", device="0xefa2")
+    machine.rdma(
+        efa, 4, "rdmap58s0", link_layer="Unknown", phys_state="5: LinkUp", rate="100 Gb/sec (4X EDR)"
+    )
+    machine.draw(f"{machine.folders[efa]}/driver", Link("../../../../bus/pci/drivers/efa"))
+    facts = scanned(machine)
+    link = facts.links[-1]
+    assert (link.netdev, link.admin_up, link.carrier, link.speed_mbps) == ("rdmap58s0", True, True, 100_000)
+    assert efa not in find_faults(facts.functions, facts.links)[1], "it was unknown for ever"
+    assert sweep_links(Tree(machine.root), facts.functions, facts.links) == facts.links
+    machine.unlink(f"{machine.folders[efa]}/driver")
+    facts = scanned(machine)
+    assert [reason.key for reason in find_faults(facts.functions, facts.links)[1][efa]] == ["driver_unbound"]
+
+
+def test_an_ethernet_pf_whose_netdev_is_away_has_no_link_by_its_rdma_device(machine: Machine) -> None:
+    machine.rdma(PF, 4)
+    machine.move_away("enp26s0f0np0")
+    assert scanned(machine).links == ()
+
+
 def test_the_rdma_device_with_verbs_is_used(machine: Machine) -> None:
     pf = "0000:0b:00.0"
     machine.function(pf, **{"class": "0x020700"})
@@ -212,6 +236,33 @@ def test_a_vlan_on_a_bridge_on_a_bond_is_followed_all_the_way(machine: Machine) 
         machine.lower(upper, lower)
     machine.draw("/proc/net/route", routes("br0.7"))
     assert scanned(machine).links[0].default_route
+
+
+@pytest.mark.parametrize(
+    ("lowers", "bonded"),
+    [
+        ({"bond0": "enp26s0f0np0"}, True),
+        ({"bond0.100": "bond0", "bond0": "enp26s0f0np0"}, True),
+        ({"br0": "bond0", "bond0": "enp26s0f0np0"}, True),
+        ({"br0": "enp26s0f0np0"}, False),
+        ({"enp26s0f0np0.7": "enp26s0f0np0"}, False),
+    ],
+)
+def test_a_port_of_a_bond_with_the_default_route_is_told_from_a_nic_of_its_own(
+    machine: Machine, lowers: dict[str, str], bonded: bool
+) -> None:
+    for upper in lowers:
+        machine.netdev(upper, **({"bonding/mode": "802.3ad 4"} if upper == "bond0" else {}))
+    for upper, lower in lowers.items():
+        machine.lower(upper, lower)
+    machine.draw("/proc/net/route", routes(next(iter(lowers))))
+    facts = scanned(machine)
+    (link,) = facts.links
+    assert (link.default_route, link.bonded) == (True, bonded)
+    assert sweep_links(Tree(machine.root), facts.functions, (replace(link, carrier=None),)) == (link,)
+    machine.draw("/proc/net/route", routes("enp26s0f0np0", next(iter(lowers))))
+    (link,) = scanned(machine).links
+    assert not link.bonded, "a route of its own too"
 
 
 @pytest.mark.parametrize("upper", [{"bonding/slaves": "eth7 enp26s0f0np0"}, {"brif/enp26s0f0np0": {}}])

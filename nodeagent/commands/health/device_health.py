@@ -27,7 +27,13 @@ from nodeagent.commands.agent_query import (
 )
 from nodeagent.commands.json_document import document
 from nodeagent.commands.options import GOOD, USAGE
-from nodeagent.commands.running_sources import RunningSources, nics_of_machine, sentences, unanswered
+from nodeagent.commands.running_sources import (
+    RunningSources,
+    nics_of_machine,
+    offered_by_machine,
+    sentences,
+    unanswered,
+)
 from nodeagent.commands.scan.listing import beginnings
 from nodeagent.commands.terminal import GAP, PLAIN, Screen, joined, note, remarks, screen, section, watching
 from nodeagent.config.faults import did_you_mean
@@ -109,7 +115,8 @@ async def _own(config: Config, root: Path) -> AsyncIterator[DeviceHealth]:
         while True:
             snapshot = sources.inventory.snapshot
             names = nics_of_machine(config, root, snapshot)
-            views = _VIEWS.decode(sources.gpu_publisher.health.explain_json(names))
+            offered = offered_by_machine(config, root, snapshot)
+            views = _VIEWS.decode(sources.gpu_publisher.health.explain_json(names, offered))
             yield DeviceHealth(views, unanswered(snapshot.stale_sources))
             await asyncio.sleep(AGAIN_S)
 
@@ -183,7 +190,7 @@ def as_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[s
             view.netdev if view.nic else None,
             view.device,
             view.state,
-            "Healthy" if view.allocatable else "Unhealthy",
+            ("Healthy" if view.allocatable else "Unhealthy") if view.offered else None,
             _for(view.for_s),
         )
         for view in views

@@ -242,7 +242,7 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
     if cluster.error is None and cluster.hung_s is None:
         yield from cluster_checks.findings(cluster.value, config, snapshot, stored.numbering)
-        yield from _claims(cluster.value, config, snapshot, stored.numbering)
+        yield from _node(cluster.value, outcomes["kubelet"].value, config, snapshot, stored.numbering)
     for name, outcome in outcomes.items():
         if outcome.hung_s is not None:
             yield DOCTOR.fix("check_hung", f"{name}: no answer within {outcome.hung_s:g} s")
@@ -254,9 +254,15 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
         yield DOCTOR.note("not_known", f"captured or simulated machine; not known: {', '.join(unknown)}")
 
 
-def _claims(
-    facts: ClusterFacts | None, config: Config, snapshot: Snapshot | None, numbering: Numbering
+def _node(
+    facts: ClusterFacts | None,
+    kubelet: kubelet_checks.KubeletFacts | None,
+    config: Config,
+    snapshot: Snapshot | None,
+    numbering: Numbering,
 ) -> Iterator[Finding]:
+    """Compare the cluster's view of this node with the kubelet and the machine."""
+    yield from cluster_checks.phantoms(facts, kubelet, config, snapshot, numbering)
     if facts is not None and facts.dra is not None:
         node = facts.node
         hardware = dra_checks.hardware_of(Offer(config, numbering), snapshot) if snapshot is not None else {}

@@ -31,9 +31,10 @@ from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
-from nodeagent.offering.offer import Offer
+from nodeagent.offering.offer import Offer, prefix
 from nodeagent_tools.doctor import dra_checks
 from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent_tools.doctor.kubelet_checks import KubeletFacts
 from nodeagent_tools.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
 from nodeagent_tools.doctor.reads import version
 
@@ -141,6 +142,13 @@ TOPIC = Topic(
             "The scheduler counts another number than this node offers: another plugin has the name, or the "
             "kubelet has missed a change.",
             "look for other plugins in the findings above; without any, restart the agent's pod",
+        ),
+        "phantom_devices": Advice(
+            "The kubelet drops a resource that no plugin serves once, five minutes after its end. If the API server is "
+            "away then, the Node keeps the devices for ever, also over a restart of the kubelet: the scheduler sends "
+            "pods that the kubelet refuses (UnexpectedAdmissionError).",
+            "remove the resource from `status.capacity` and `status.allocatable` of the Node (`kubectl edit node NAME "
+            "--subresource=status`); the kubelet does not write it again",
         ),
         "gpus_counted_twice": Advice(
             "Another resource counts the same GPUs: two pods can get one GPU.",
@@ -606,6 +614,29 @@ def _runtime(reported: str) -> Iterator[Finding]:
         yield TOPIC.fix("runtime_without_cdi", f"{name} {text}, but the configuration uses CDI")
     elif name == "containerd" and running < (2, 0):
         yield TOPIC.note("runtime_cdi_default", f"{name} {text}")
+
+
+def phantoms(
+    facts: ClusterFacts | None,
+    kubelet: KubeletFacts | None,
+    config: Config,
+    snapshot: Snapshot | None,
+    numbering: Numbering = MappingProxyType({}),
+) -> Iterator[Finding]:
+    """Our resources that the Node has and the kubelet does not: it lists each healthy device. Only names with our
+    prefix: other programs write resources without a kubelet's device."""
+    listed = kubelet.offered if kubelet is not None else None
+    if kubelet is None or listed is None or facts is None or facts.node is None or snapshot is None:
+        return
+    ours = prefix(config, snapshot.product)
+    served = {kind.resource for kind in Offer(config, numbering).kinds(snapshot)} if kubelet.locked else set()
+    for name, amount in sorted(facts.node.allocatable.items()):
+        counted = name.rpartition("/")[0] == ours and quantity(amount) != 0
+        if counted and not listed.get(name) and name not in served:
+            yield TOPIC.fix(
+                "phantom_devices",
+                f"{name}: Node {facts.node.name} has {amount}, and the kubelet lists no device of it",
+            )
 
 
 def _capacity(node: NodeFacts, kinds: Sequence[DeviceKind], snapshot: Snapshot) -> Iterator[Finding]:

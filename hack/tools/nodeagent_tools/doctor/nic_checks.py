@@ -20,7 +20,7 @@ from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sriov import SriovError, VfNetlink
 from nodeagent.host.sysfs import NET, SysfsError, Tree
-from nodeagent.kinds.hardware_selection import selected_pf
+from nodeagent.kinds.hardware_selection import offers_vfs_of, selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet.rail_memory import RailMemory
@@ -80,13 +80,20 @@ TOPIC = Topic(
             "ip link set PF vf N mac ADDRESS, or let the driver of the VF make one: bind it again",
         ),
         "default_route": Advice(
-            "The NIC with the host's default route is never offered, and its VFs are never changed: a pod "
+            "The NIC with the host's default route is not offered, and its VFs are never changed: a pod "
             "could take the node's own network.",
-            "nothing; to offer this NIC, move the default route to another one",
+            "nothing; to offer this NIC, move the default route to another one; where all NICs are in the host's bond, "
+            "make their VFs when the host starts, and set `select.defaultRoute: bond`",
         ),
         "rdma_missing": Advice(
             "Without an RDMA device a NIC supports TCP only, and no GPUDirect RDMA.",
             "load mlx5_ib (or the driver's own RDMA module) and ib_uverbs on the host",
+        ),
+        "netdev_absent": Advice(
+            "The transceiver, FEC, pauses and the statistics of kernel and driver are read by the netdev. Of a NIC "
+            "without one they are not measured, and the rules on them are unknown, which is not quiet.",
+            "InfiniBand: load ib_ipoib, and leave the netdev on the host; EFA has none by design, and its driver "
+            "states the port as active whatever the network does: watch nodeagent_rdma_path_events_total",
         ),
         "rdma_lag": FACT,
         "rdma_cm_missing": Advice(
@@ -261,7 +268,15 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
 
 def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
     routed = {link.pci_address for link in nics.facts.links if link.default_route}
-    left = [pf for pf in nics.pfs if pf.pci_address in routed and pf.total_vfs]
+    entries = [entry for entry in config.resources if isinstance(entry, VfResource)]
+    links = {link.pci_address: link for link in nics.facts.links}
+    left = [
+        pf
+        for pf in nics.pfs
+        if pf.pci_address in routed
+        and pf.total_vfs
+        and not any(offers_vfs_of(entry, pf, links[pf.pci_address]) for entry in entries)
+    ]
     if left:
         yield TOPIC.note(
             "default_route", f"{shortened(_names(left))} has the default route and is not offered"
@@ -341,6 +356,9 @@ def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
 def _hardware(nics: NicFacts) -> Iterator[Finding]:
     for _, sentence in ports_in_another_mode(nics.pfs, nics.facts.links, nics.facts.gpus):
         yield TOPIC.warn("link_mode_differs", sentence)
+    bare = [pf for pf in nics.pfs if pf.rdma is not None and pf.netdev is None and not pf.missing]
+    if bare:
+        yield TOPIC.note("netdev_absent", f"no netdev, so no transceiver is read: {shortened(_names(bare))}")
     for subnet, netdevs in sorted(nics.shared_subnets.items()):
         yield TOPIC.warn("rails_share_subnet", f"{shortened(netdevs)} are in {subnet} with arp_ignore=0")
     if nics.namespace_netdevs is not None:

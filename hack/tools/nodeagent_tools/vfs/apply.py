@@ -68,7 +68,7 @@ class PfState(StrEnum):
     REFUSED = "refused"
     FAILED = "failed"
     LEFT = "left alone"
-    """it carries the default route: its VFs are never offered, and a change could disconnect the node"""
+    """it carries the default route: a change of its VFs could disconnect the node"""
     FREE = "not configured"
 
 
@@ -198,7 +198,9 @@ class _Run:
         if wanted(self._config.vfs, pf) is None:
             return result
         if link is not None and link.default_route:
-            reason = f"{link.netdev} carries the default route; its VFs are never offered"
+            reason = (
+                f"{link.netdev} carries the default route, and a change of its VFs could disconnect the node"
+            )
             return replace(result, state=PfState.LEFT, reasons=(reason,))
         if hanging := self._hanging(pf, facts):
             reason = f"{', '.join(hanging)}: no answer of the driver, so nothing of this PF is changed"
