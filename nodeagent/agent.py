@@ -259,7 +259,9 @@ class Agent:
     def _sharing(self) -> Sharing:
         config, inventory, offering = self._config, self.inventory, self.offering
         return Sharing(
-            GpuAccounting(config.gpu, lambda: inventory.snapshot, offering.device_bytes),
+            GpuAccounting(
+                config.gpu, lambda: inventory.snapshot, offering.device_bytes, folder=self.stored.folder
+            ),
             CgroupLimits(
                 self._tree,
                 config.gpu.accounting.pod_logs,
@@ -368,6 +370,7 @@ class Agent:
             "mps": self.sharing.mps.run,
             "kubelet": self.plugins.run,
             "requests": self.stored.requests.run,
+            "over-uses": self.sharing.accounting.keep,
             "stored": partial(keep_files, self.stored.files),
             "local": partial(self.pages.serve_locally, self.stored.folder),
         }

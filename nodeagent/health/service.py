@@ -304,11 +304,13 @@ class HealthService:
         self.gpus.replaced.clear()
 
     def _log_gpu(self, uuid: str, health: Health) -> None:
-        if health == self._gpu_health.get(uuid):
+        before = self._gpu_health.get(uuid)
+        if health == before:
             return
         self._gpu_health[uuid] = health
+        at_ease = logging.DEBUG if before is None else logging.INFO  # a GPU that was found healthy is no news
         log.log(
-            logging.WARNING if health.reasons else logging.INFO,
+            logging.WARNING if health.reasons else at_ease,
             "A GPU is %s. uuid=%s allocatable=%s reasons=%s",
             health.state.value,
             uuid,

@@ -304,6 +304,7 @@ class DevicePlugins:
             return
         async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=_CHANNEL) as channel:
             await either(self._call_all(channel, intact, kubelet), self._replaced(kubelet))
+        _log_registered([resource for resource in intact if resource.state.kubelet == kubelet])
 
     async def _replaced(self, kubelet: KubeletId) -> None:
         await replaced(self._kubelet, kubelet, self._looks)
@@ -362,7 +363,7 @@ class _Resource:
         if event is Event.ACCEPTED:
             self._stats.registrations[name, "OK"] += 1
             healthy, count = self.plugin.device_list.counts()
-            log.info("The resource is registered. resource=%s devices=%d healthy=%d", name, count, healthy)
+            log.debug("The resource is registered. resource=%s devices=%d healthy=%d", name, count, healthy)
         elif event is Event.FAILED:
             self._stats.registrations[name, "error"] += 1
             if before.reason != reason:
@@ -415,6 +416,20 @@ class _Resource:
         registered, reason = self.state.registered, self.state.reason
         streams, taken = self.plugin.streams, self.state.taken
         return ResourceStatus(self.plugin.resource, registered, reason, healthy, devices, streams, taken)
+
+
+def _log_registered(resources: Sequence[_Resource]) -> None:
+    """One line for the resources that the kubelet has accepted together."""
+    accepted = [resource for resource in resources if resource.state.accepted]
+    if accepted:
+        counts = [resource.plugin.device_list.counts() for resource in accepted]
+        log.info(
+            "The kubelet has accepted resources. resources=%d devices=%d healthy=%d first=%s",
+            len(accepted),
+            sum(count for _, count in counts),
+            sum(healthy for healthy, _ in counts),
+            min(resource.plugin.resource for resource in accepted),
+        )
 
 
 def _taken(foreign: frozenset[str]) -> str:

@@ -6,12 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+import msgspec
+
+from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.facts.gpu_usage import GpuUsage
 from nodeagent.facts.model import Snapshot
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.sharing.gpu_accounts import GpuAccount, accounts
-from nodeagent.sharing.over_use import OverUse, OverUses
+from nodeagent.sharing.over_use import BegunOverUse, OverUse, OverUses
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +24,26 @@ NOT_YET = "the GPUs are not measured yet"
 GIB = 1 << 30
 
 
+class BegunOverUses(msgspec.Struct, frozen=True):
+    """The content of the file. Each ``seen`` is a time of CLOCK_MONOTONIC, one clock for all agents of a boot."""
+
+    boot_id: str
+    begun: tuple[BegunOverUse, ...] = ()
+
+
+FORM = StoredForm(
+    name="over-uses.json",
+    type=BegunOverUses,
+    content="pods beyond their share of GPU memory",
+    loss="their time before an eviction starts again",
+    of_boot=True,
+)
+
+
 class GpuAccounting:
     """``revision`` grows with each change of ``over_uses``. ``slice_bytes`` returns the size of a slice by resource.
-    ``obstacle`` is why the use of the GPUs is unknown, if it is."""
+    ``obstacle`` is why the use of the GPUs is unknown, if it is. ``folder`` has the file of an earlier agent, which is
+    read here: blocks. Without a folder nothing is kept. ``boot`` is the ID of the boot; ``None``: the present one."""
 
     def __init__(
         self,
@@ -30,6 +51,8 @@ class GpuAccounting:
         snapshot: Callable[[], Snapshot],
         slice_bytes: Callable[[], Mapping[str, int]],
         now: Callable[[], float] = time.monotonic,
+        folder: Path | None = None,
+        boot: str | None = None,
     ) -> None:
         self.revision = 0
         self._changed = asyncio.Event()
@@ -40,7 +63,14 @@ class GpuAccounting:
         self.enabled = settings.health.processes
         self._snapshot, self._slice_bytes, self._now = snapshot, slice_bytes, now
         self._usage: Mapping[str, GpuUsage] = {}
-        self._over = OverUses(settings.accounting.tolerance_mib << 20, self.grace_s, settings.health.gap_s)
+        self.file = StoredFile(folder if self.enabled else None, FORM, boot)
+        stored, self._measured = self.file.read(), asyncio.Event()
+        self._over = OverUses(
+            settings.accounting.tolerance_mib << 20,
+            self.grace_s,
+            settings.health.gap_s,
+            _sound(stored.begun if stored is not None else (), now()),
+        )
 
     @property
     def over_uses(self) -> tuple[OverUse, ...]:
@@ -62,11 +92,20 @@ class GpuAccounting:
         # Before podresources has answered, each pod would seem to have no grant.
         if obstacle is None and self._snapshot().holdings is not None:
             before = set(self._over.active)
+            self._measured.set()
             if self._over.observe(self.accounts(), self._now()):
                 self._log(before)
                 self.revision += 1
                 changed, self._changed = self._changed, asyncio.Event()
                 changed.set()
+
+    async def keep(self) -> None:
+        """Save after each measurement which pods are beyond their share, until cancelled."""
+        while True:
+            await self._measured.wait()
+            self._measured.clear()
+            if self.file.boot is not None:
+                await self.file.save(BegunOverUses(self.file.boot, self._over.begun))
 
     async def changed(self, revision: int) -> None:
         """Return when ``revision`` is no longer the present one."""
@@ -93,6 +132,14 @@ class GpuAccounting:
                 log.info("GPU memory is within its share again. pod=%s gpu=%s", _name(namespace, pod), uuid)
             else:
                 log.info("Processes in no pod use no more GPU memory than is tolerated. gpu=%s", uuid)
+
+
+def _sound(found: tuple[BegunOverUse, ...], now: float) -> tuple[BegunOverUse, ...]:
+    """The entries that can be true."""
+    sound = tuple(one for one in found if 0 <= one.since_s <= one.seen <= now)
+    if len(sound) != len(found):
+        log.warning("A pod beyond its share cannot be so for that long and is ignored. file=%s", FORM.name)
+    return sound
 
 
 def _name(namespace: str, pod: str) -> str:

@@ -6,28 +6,34 @@ its own root keeps nothing, so each path has its place here.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import shutil
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 from msgspec import inspect
 
+from nodeagent.agent import Agent, AgentOptions
 from nodeagent.agent_config import Config, load
+from nodeagent.base import kept_changes
 from nodeagent.config.faults import ConfigError
 from nodeagent.config.reference import entry_types, meaning
 from nodeagent.config.setting import Settings
 from nodeagent.config.validate import bare, struct_type
 from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.web.web_settings import OWN_NAMES
+from nodeagent_lab.sim.machine import Machine
 from tests.agent.test_stored_files import FORMS
 from tests.daemonset.test_manifests import CONFIGS
 from tests.support.manifests import built, named, pod_specs
-from tests.support.running_agent import HEAD, node
+from tests.support.running_agent import HEAD, SMALL, node
 from tests.support.setting_leaves import changed
+from tests.support.waiting import until
 
 HOST, OWN, STATE, BESIDE = "below --root", "as it is", "in the state folder", "beside the file"
 
@@ -192,3 +198,30 @@ def test_the_shipped_pod_may_write_what_is_written_and_nothing_else_that_a_setti
     mounts = [it for it in container["volumeMounts"] if path.is_relative_to(it["mountPath"])]
     writable = [it["mountPath"] for it in mounts if not it.get("readOnly")]
     assert bool(writable) is place.written, path
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+async def test_an_agent_in_a_pod_names_a_path_that_ends_with_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    """With a machine below --root the agent's own root is that of a container; a simulated machine has none."""
+    (tmp_path / "mounts").write_text("1 0 0:1 / / rw - overlay overlay rw\n")
+    monkeypatch.setattr(kept_changes, "_MOUNTS", tmp_path / "mounts")
+    Machine.load(SMALL).write(tmp_path / "host")
+    if not recorded:
+        shutil.rmtree(tmp_path / "host/.nodeagent")
+    config = load(f"{HEAD}history: {{file: {tmp_path}/own/kept.json}}\n", name="x")
+    agent = Agent(config, AgentOptions(tmp_path / "host", tmp_path / "kubelet"))
+    assert agent.history is not None
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/kept.json").write_text(json.dumps(OLDER))
+    keeping = asyncio.create_task(agent.history.keep(agent.changes))
+    await until(lambda: agent.changes.changes[0].at == 1.0)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    said = agent.history.remark()
+    if recorded:
+        assert said is None
+    else:
+        assert said is not None
+        assert "its folder is on no volume of the pod, so changes before a restart are forgotten" in said

@@ -33,12 +33,14 @@ UNREPORTED = {
     "infiniband.json": "a switch is asked three more times",
     "history.json": "the changes before a restart are forgotten",
     "requests.json": "one request of each size goes to the emptiest GPU",
+    "over-uses.json": "the time before an eviction starts again",
     "claims/UID.json": "the claim is refused, and the Event of its pod has the reason",
 }
 """Files that are not in ``Stored.files``."""
 UNSHOWN = {
     "health.json": "`nodeagent health` shows the faults, and each of them has a way to clear",
     "requests.json": "it only helps to choose a GPU",
+    "over-uses.json": "`nodeagent gpus` shows the pods, and their time ends with their use",
     "history.json": "`nodeagent history` shows it",
     "cordons.json": "`nodeagent cordon` shows and `uncordon` ends them",
     "slices.json": "`/readyz` shows a size that stays",

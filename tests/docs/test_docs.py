@@ -8,6 +8,8 @@ import pkgutil
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from nodeagent.agent_config import load
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, parsed, pod_specs
+from tests.support.syntax_trees import no_garbage_collection
 
 PAGES = sorted(
     [
@@ -98,6 +101,7 @@ def test_the_python_names_that_it_names_exist(page: Path) -> None:
             pkgutil.resolve_name(name)
 
 
+@cache
 def messages() -> dict[Path, list[str]]:
     """The text literals of each module without docstrings, and the messages of the admission policies.
 
@@ -107,20 +111,25 @@ def messages() -> dict[Path, list[str]]:
     for path in sorted(
         path for folder in ("nodeagent", "hack/tools", "hack/lab") for path in (ROOT / folder).rglob("*.py")
     ):
-        found = texts[path] = []
-        tree = ast.parse(path.read_text())
-        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if id(node) in documentation:
-                continue
-            if isinstance(node, ast.JoinedStr):
-                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
-                found.append(" ".join("".join(parts).split()))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(" ".join(node.value.split()))
+        with no_garbage_collection():
+            texts[path] = [*literals(ast.parse(path.read_text()))]
     for path in sorted((DAEMONSET / "base").rglob("*.yaml")):
         texts[path] = re.findall(r"messageExpression: '(.*)'", path.read_text())
     return texts
+
+
+def literals(tree: ast.Module) -> Iterator[str]:
+    documentation = set()
+    for node in ast.walk(tree):  # a statement comes before its expression
+        if isinstance(node, ast.Expr):
+            documentation.add(id(node.value))
+        elif id(node) in documentation:
+            continue
+        elif isinstance(node, ast.JoinedStr):
+            parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+            yield " ".join("".join(parts).split())
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield " ".join(node.value.split())
 
 
 def quotations(text: str) -> list[str]:

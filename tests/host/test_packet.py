@@ -161,7 +161,10 @@ async def test_a_frame_of_a_vlan_of_which_the_host_has_a_netdev_is_tagged_too(wi
               link set b0.100 up""")
     with receiving(near, enslaved=enslaved) as received, far.raw("b0") as port, far.raw("b0.100") as sub:
         if named != "a0":
-            near.ip(f"link set a0 name {named}")
+            near.ip(f"""link set a0 down
+                        link set a0 name {named}
+                        link set {named} up
+                        link set a0.100 up""")
         sub.send(last(1))
         port.send(last(2))
         sub.send(last(3))

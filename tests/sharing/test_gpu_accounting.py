@@ -69,6 +69,7 @@ async def test_a_pod_that_takes_more_than_its_share_is_named_with_numbers(server
         assert f'nodeagent_gpu_outside_memory_used_bytes{{gpu="0"}} {2 * GIB}' in page
         assert "nodeagent_gpu_accounting_on 1" in page
         assert "GPU memory is used beyond its share. pod=default/p" in caplog.text
+        await n.until((n.root / "var/lib/nodeagent/over-uses.json").exists)
         outside = f"GPU memory is used by processes in no pod. gpu={uuid} used_gib=2.0 processes='miner (12)'"
         assert outside in caplog.text
         use(n.root, {"pid": 11, "memory_bytes": 40 * GIB})

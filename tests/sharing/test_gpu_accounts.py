@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.facts.gpu_usage import GpuUsage, NamedProcess, PodUse
 from nodeagent.facts.model import Holding, Snapshot, VgpuShare
+from nodeagent.health.gpu_settings import GpuAccountingSettings, GpuHealthSettings, GpuSettings
 from nodeagent.kinds.volcano_vgpus import MEMORY, NUMBER
+from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.gpu_accounts import GpuAccount, PodAccount, accounts
-from nodeagent.sharing.over_use import OverUse, OverUses
+from nodeagent.sharing.over_use import RESTART_S, OverUse, OverUses
 from tests.support.kind_machines import gpu_of, uuid_of
+from tests.support.waiting import until
 
 GIB = 1 << 30
 SLICES = {"x/gpu-mem": GIB}
@@ -100,6 +107,102 @@ def test_a_pod_of_the_same_name_and_another_uid_has_a_grace_of_its_own() -> None
     assert over.observe([used_by("u2")], 135)
     (second,) = over.active.values()
     assert (second.uid, second.since) == ("u2", 75)
+
+
+def beyond(uid: str = "u1", used: int | None = 111) -> GpuAccount:
+    return replace(account(0), pods=(PodAccount("team", "llm", 100, used, uid=uid),))
+
+
+def of_an_earlier_agent() -> OverUses:
+    """Fifty seconds of a pod beyond its share."""
+    over = OverUses(tolerance_bytes=0, grace_s=60, gap_s=30)
+    for now in (0, 30, 50):
+        over.observe([beyond()], now)
+    assert not over.active
+    return over
+
+
+@pytest.mark.parametrize(
+    ("uid", "first_s", "since"),
+    [
+        ("u1", 60, 10),
+        ("u1", 200, 150),  # 50 s were measured; nobody knows what was between
+        ("u1", 50 + RESTART_S, RESTART_S),
+        ("u1", 51 + RESTART_S, 51 + RESTART_S),
+        ("u2", 60, 60),  # another pod of the same name
+    ],
+)
+def test_over_a_restart_the_measured_time_counts_and_the_time_without_an_agent_does_not(
+    uid: str, first_s: float, since: float
+) -> None:
+    later = OverUses(0, 60, 30, of_an_earlier_agent().begun)
+    later.observe([beyond(uid, None)], first_s - 1)  # an unknown use ends nothing
+    for now in (first_s, first_s + 30, first_s + 60):
+        later.observe([beyond(uid)], now)
+        assert bool(later.active) is (now - since >= 60)
+    (over,) = later.active.values()
+    assert over.since == since
+
+
+@pytest.mark.parametrize("first", [[], [beyond(used=100)]], ids=["ended", "within its share"])
+def test_a_pod_that_was_within_its_share_meanwhile_starts_again(first: list[GpuAccount]) -> None:
+    later = OverUses(0, 60, 30, of_an_earlier_agent().begun)
+    later.observe(first, 55)
+    assert later.begun == ()
+    for now in (60, 90):
+        later.observe([beyond()], now)
+        assert not later.active
+
+
+def test_two_restarts_add_up() -> None:
+    second = OverUses(0, 60, 30, of_an_earlier_agent().begun)
+    second.observe([beyond()], 100)
+    second.observe([beyond()], 105)
+    third = OverUses(0, 60, 30, second.begun)
+    assert OverUses(0, 60, 30, third.begun).begun == second.begun, (
+        "an agent that measures nothing loses nothing"
+    )
+    third.observe([beyond()], 200)
+    third.observe([beyond()], 204)
+    assert not third.active
+    third.observe([beyond()], 205)
+    assert [over.since for over in third.active.values()] == [145]
+
+
+async def test_the_file_of_the_same_boot_is_read_by_the_next_agent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = GpuSettings(
+        health=GpuHealthSettings(processes=True, read_seconds=15),
+        accounting=GpuAccountingSettings(grace_seconds=60, tolerance_mib=0),
+    )
+    snapshot = replace(machine(), holdings=())
+    clock = [0.0]
+
+    def agent(boot: str = "b") -> GpuAccounting:
+        return GpuAccounting(settings, lambda: snapshot, lambda: {}, lambda: clock[0], tmp_path, boot)
+
+    def measure(one: GpuAccounting, at: float) -> None:
+        clock[0] = at
+        one.take_usage({uuid_of(0): GpuUsage((PodUse("team", "llm", GIB, 1, None, "u1"),))}, None)
+
+    first = agent()
+    keeping = asyncio.create_task(first.keep())
+    for at in (0, 15, 30):
+        measure(first, at)
+    file = tmp_path / "over-uses.json"
+    await until(lambda: file.exists() and '"seen":30' in file.read_text())
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    same, other = agent(), agent("another")
+    clock[0] = 29.0
+    before, clock[0] = agent(), 90.0
+    assert "cannot be so for that long" in caplog.text, "a time that has not come yet"
+    for one in (same, other, before):
+        for at in (90, 105, 120):
+            measure(one, at)
+    assert [over.since for over in same.over_uses] == [60]
+    assert other.over_uses == before.over_uses == ()
 
 
 def test_two_pods_of_one_name_are_added_up_and_neither_is_named() -> None:
