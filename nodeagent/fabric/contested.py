@@ -175,6 +175,12 @@ class _Evidence:
         of_another = {name for name, count in claims.items() if self._nodes_of_another(chassis, name) > count}
         if not owner and len(claims.keys() - of_another) == 1:
             (owner,) = claims.keys() - of_another
+        if not owner and of_another == claims.keys():
+            for name in claims:  # one report with the names of several others for a chassis ID that is none's
+                others = (named for named in self.of_name[name] if named[0] != chassis)
+                most = max(others, key=lambda named: (len(self.nodes.get(named, ())), named))
+                yield (chassis, name), (self.slots[most], True)
+            return
         for name, count in claims.items():
             is_other = name in of_another
             if name == owner or (count >= nodes.get(owner, 0) and not (is_other and claims.get(owner) == 1)):
