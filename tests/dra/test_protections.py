@@ -63,6 +63,11 @@ TABLE = (
         f"{POOLS}::test_a_lost_gpu_and_a_missing_nic_are_tainted_and_stay_published",
     ),
     Protection(
+        "A held device whose ID no kind of ours makes is another plugin's",
+        "kubelet/test_rival_plugin.py::test_the_devices_of_the_other_plugin_do_not_come_on_our_list",
+        "the kubelet asks a driver to prepare claims that name the driver; it hears of no other driver's devices",
+    ),
+    Protection(
         "Serve before Register",
         f"{REGISTRATION}::test_every_resource_is_registered_and_listed",
         f"{DRIVER}::test_a_removed_socket_comes_back",
