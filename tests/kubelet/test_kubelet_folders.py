@@ -128,6 +128,7 @@ async def test_the_doctor_names_the_folder_that_has_the_sockets() -> None:
             f"{root}/{K0S}/device-plugins/kubelet.sock: the directory is missing, but one listens in {plugins}: "
             f"--device-plugins-dir {plugins}"
         )
+        assert "podresources_absent" not in one
         both = await found(root, K0S, plugins)
         assert both["kubelet"] == f"the kubelet listens in {plugins}"
         assert not {"kubelet_silent", "podresources_absent"} & both.keys()

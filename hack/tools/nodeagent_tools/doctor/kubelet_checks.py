@@ -141,12 +141,17 @@ async def read(target: Target) -> KubeletFacts:
         return KubeletFacts()
     folder = target.device_plugins_dir or base / "device-plugins"
     sockets_elsewhere, roots_elsewhere = _elsewhere(target, base, folder)
+    asks = base / "pod-resources" / SOCKET
+    offered, no_answer = await _offered(asks)
     facts = KubeletFacts(
         str(base),
         plugins=str(folder),
         exists=base.is_dir(),
         sockets_elsewhere=sockets_elsewhere,
         roots_elsewhere=roots_elsewhere,
+        podresources=is_socket(asks),
+        podresources_error=no_answer,
+        offered=offered,
     )
     try:
         names = sorted(os.listdir(folder))
@@ -163,8 +168,6 @@ async def read(target: Target) -> KubeletFacts:
             if is_socket(registry / name)
         }
     listens = sockets.pop(SOCKET, None)
-    asks = base / "pod-resources" / SOCKET
-    offered, no_answer = await _offered(asks)
     return replace(
         facts,
         exists=True,
@@ -176,9 +179,6 @@ async def read(target: Target) -> KubeletFacts:
         unwritable=unwritable_because(folder),
         locked=_locked(folder / LOCK),
         sockets=sockets,
-        podresources=is_socket(asks),
-        podresources_error=no_answer,
-        offered=offered,
     )
 
 
