@@ -3,7 +3,8 @@
 A kubelet never says that it has given a name to another plugin. It counts the list that came last from any plugin of
 the name, asks the one that registered last, and keeps the streams of all (``plugin/v1beta1/handler.go`` and
 ``manager.go`` of 1.36). So the agent asks podresources which devices are counted. A look may fall between our message
-and its effect, so that only two looks in a row decide.
+and its effect, so that only two looks in a row decide. A busy kubelet may need longer for a message: while all counted
+IDs are ours, looks of ``OWN_IDS_S`` decide.
 
 Not seen is a plugin that offers the same IDs in the same health, and one whose list was replaced by a message of ours
 before the first look.
@@ -21,6 +22,9 @@ from typing import Protocol
 LOOK_S = 20.0
 AGAIN_S = 3.0
 """To the second look. The kubelet takes milliseconds for a message, and 80,000 devices some hundred."""
+OWN_IDS_S = 30.0
+"""IDs that are all ours mostly mean a kubelet that has not taken our last message yet. With
+``LOOK_S`` and ``AGAIN_S`` another plugin that offers some of them is told within a minute."""
 
 
 class Verdict(Enum):
@@ -34,35 +38,48 @@ class Comparison:
     """The looks at one resource. Pure."""
 
     def __init__(self) -> None:
-        self._before: tuple[int, frozenset[str]] | None = None
-        """Of the last look, if it differed: the revision of the device list, and the IDs that were counted."""
+        self._before: tuple[int, frozenset[str], float] | None = None
+        """Of the last look, if it differed: the revision of the device list, the IDs that were counted, and the time
+        of the first look that differed at this revision."""
 
     def judge(
-        self, counted: frozenset[str], healthy: frozenset[str], known: frozenset[str], revision: int
+        self,
+        counted: frozenset[str],
+        healthy: frozenset[str],
+        known: frozenset[str],
+        revision: int,
+        now: float,
     ) -> Verdict:
-        """``counted`` by the kubelet; ``healthy`` and ``known`` (healthy or not) in the list of this ``revision``."""
+        """``counted`` by the kubelet at ``now``, in seconds; ``healthy`` and ``known`` (healthy or not) in the list of
+        this ``revision``."""
         if counted == healthy:
             self._before = None
             return Verdict.OURS
-        before, self._before = self._before, (revision, counted)
+        before = self._before
+        since = now if before is None or before[0] != revision else before[2]
+        self._before = (revision, counted, since)
         if before is None:
             return Verdict.DOUBT
         if (counted & before[1]) - known:
             return Verdict.OTHERS
         if before[0] != revision:  # our own message may have come between
             return Verdict.DOUBT
-        return Verdict.OTHERS if counted else Verdict.NONE
+        if not counted:
+            return Verdict.NONE
+        return Verdict.DOUBT if counted <= known and now - since < OWN_IDS_S else Verdict.OTHERS
 
-    def judge_taken(self, counted: frozenset[str]) -> Verdict:
+    def judge_taken(self, counted: frozenset[str], healthy: frozenset[str], sent: frozenset[str]) -> Verdict:
         """Of a name whose stream is silent: ``OTHERS`` while devices are counted, ``NONE`` when they are gone for good.
+        ``OURS`` if they are the ``healthy`` ones of our list, or of the list that was ``sent`` last: the kubelet was
+        slow.
 
         A plugin that restarts is back before the second look. One whose devices are all Unhealthy looks like one that
         has ended.
         """
         if counted:
             self._before = None
-            return Verdict.OTHERS
-        before, self._before = self._before, (0, counted)
+            return Verdict.OURS if counted in (healthy, sent) else Verdict.OTHERS
+        before, self._before = self._before, (0, counted, 0.0)
         return Verdict.DOUBT if before is None else Verdict.NONE
 
     def reset(self) -> None:

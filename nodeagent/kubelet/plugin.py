@@ -95,6 +95,8 @@ class Plugin:
         """The ListAndWatch streams that are open."""
         self.silent = False
         """Send nothing: the kubelet asks another plugin of this name, whose list a message would replace."""
+        self.sent: tuple[Devices, ...] = ()
+        """The device list that was sent last."""
         self._kind = kind
         self._snapshot = Snapshot()
         self._files = files
@@ -128,9 +130,17 @@ class Plugin:
         if not self.device_list.update(kind.devices(snapshot), held, removed):
             return False
         _log_transitions(self.resource, before, self.device_list.devices)
+        self._wake_streams()
+        return True
+
+    def speak(self) -> None:
+        """End the silence. Every open stream sends the present list, unless it has sent it."""
+        self.silent = False
+        self._wake_streams()
+
+    def _wake_streams(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        return True
 
     # --- the socket -----------------------------------------------------------------------------------
 
@@ -180,7 +190,7 @@ class Plugin:
                 changed = self._changed
                 # Two changes while this stream waits for its turn may leave the list as it was.
                 if sent != self.device_list.message and not self.silent:
-                    sent = self.device_list.message
+                    sent, self.sent = self.device_list.message, self.device_list.devices
                     yield sent
                 await changed.wait()
         finally:

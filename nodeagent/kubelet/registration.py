@@ -12,7 +12,7 @@ below follow from the kubelet's own source:
   streams end, and the kubelet gets a moment before the new registration.
 * Another plugin may register our name, and the kubelet does not say so. ``counted_devices`` sees it. Then our stream
   stays open, because its end would disconnect the other plugin, and silent: a message would replace the list of the
-  plugin that the kubelet asks. Once the other has ended, we register again.
+  plugin that the kubelet asks. Once the other has ended, we register again. If it counts our list, we have the name.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import grpc
 
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.base.supervise import either, end_tasks
+from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
@@ -122,7 +123,7 @@ class DevicePlugins:
         doubt = False
         for resource in (*self._resources.values(), *self._withdrawn.values()):
             if resource.state.accepted and resource.state.accepted_at < asked_at - COUNTED_S:
-                doubt |= resource.observe(counted.get(resource.plugin.resource, NOBODY))
+                doubt |= resource.observe(counted.get(resource.plugin.resource, NOBODY), asked_at)
             if resource.dropped:
                 self._wake.set()
         return doubt
@@ -376,17 +377,21 @@ class _Resource:
         elif before.registered and not self.state.registered and reason:
             log.warning("The resource is not registered. resource=%s reason=%r", name, reason)
 
-    def observe(self, counted: frozenset[str]) -> bool:
+    def observe(self, counted: frozenset[str], asked_at: float) -> bool:
         """Take the healthy devices that the kubelet counts under this name. Return whether a second look decides."""
         devices = self.plugin.device_list.devices
-        if self.state.taken:  # nothing of ours is counted: the stream is silent
-            verdict = self.comparison.judge_taken(counted)
+        healthy = _healthy(devices)
+        if self.state.taken:  # the stream is silent
+            verdict = self.comparison.judge_taken(counted, healthy, _healthy(self.plugin.sent))
             if verdict is Verdict.NONE:
                 self.dropped = "the other plugin of this name has ended"
+            elif verdict is Verdict.OURS:
+                self.apply(Event.REGAINED)
+                self.plugin.speak()
+                log.info("The kubelet counts our devices again. resource=%s", self.plugin.resource)
             return verdict is Verdict.DOUBT
-        healthy = frozenset(id_ for entry in devices if entry.health.allocatable for id_ in entry.ids)
         known = frozenset(id_ for entry in devices for id_ in entry.ids) if counted != healthy else healthy
-        verdict = self.comparison.judge(counted, healthy, known, self.plugin.device_list.revision)
+        verdict = self.comparison.judge(counted, healthy, known, self.plugin.device_list.revision, asked_at)
         if verdict is Verdict.OTHERS:
             self.plugin.silent = True
             self.comparison.reset()
@@ -416,6 +421,10 @@ class _Resource:
         registered, reason = self.state.registered, self.state.reason
         streams, taken = self.plugin.streams, self.state.taken
         return ResourceStatus(self.plugin.resource, registered, reason, healthy, devices, streams, taken)
+
+
+def _healthy(devices: Iterable[Devices]) -> frozenset[str]:
+    return frozenset(id_ for entry in devices if entry.health.allocatable for id_ in entry.ids)
 
 
 def _log_registered(resources: Sequence[_Resource]) -> None:

@@ -2,7 +2,8 @@
 
     UNREGISTERED   a registration may be tried
     REGISTERED     the kubelet has accepted it
-    TAKEN          the kubelet counts what another plugin has sent under this name: our stream stays open and silent
+    TAKEN          the kubelet counts what another plugin has sent under this name: our stream stays open and silent,
+                   until it counts ours again or the other plugin has ended
     CLOSING        the stream or the socket was lost, or the resource is withdrawn: the server stops
     SETTLING       the server has stopped: a kubelet that lives on gets time to notice the end of the stream
     REFUSED        the kubelet or the file system refused it: tried again after a pause
@@ -47,6 +48,7 @@ class Event(Enum):
     ACCEPTED = "the kubelet accepted the registration"
     FAILED = "the registration or the socket failed"
     TAKEN = "the kubelet counts the devices of another plugin"
+    REGAINED = "the kubelet counts our devices again"
     LOST = "the kubelet closed the stream, or the socket's file was removed"
     WITHDRAWN = "the resource is no longer offered, or the agent stops serving"
     CLOSED = "the server and its streams have ended"
@@ -107,6 +109,8 @@ class Registration(msgspec.Struct, frozen=True):
                 )
             case Event.TAKEN, Stage.REGISTERED:
                 return replace(self, stage=Stage.TAKEN, reason=reason)
+            case Event.REGAINED, Stage.TAKEN:
+                return replace(self, stage=Stage.REGISTERED, reason="")
             case Event.LOST, (Stage.REGISTERED | Stage.TAKEN):
                 lasted = now - self.accepted_at >= STEADY_S
                 settle_s = next_wait_s(0.0 if lasted else self.settle_s, SETTLE_S, PAUSE_MAX_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -176,11 +176,87 @@ async def test_a_kubelet_that_restarts_gets_a_taken_name_again() -> None:
         await until(lambda: status(w).registered)
 
 
-async def test_another_plugin_with_some_of_our_ids_is_noticed() -> None:
+async def test_another_plugin_with_some_of_our_ids_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two plugins of SR-IOV name their devices by PCI address."""
+    monkeypatch.setattr(counted_devices, "OWN_IDS_S", 0.1)
     async with contested() as (w, rival):
         rival.say([device("a-0")])
         await until(lambda: status(w).taken)
+
+
+@asynccontextmanager
+async def a_slow_kubelet() -> AsyncIterator[tuple[World, Callable[[float, str], bool]]]:
+    """Both resources are registered. The function tells the agent which devices (``"01"``: both) of A the kubelet
+    counts at a time in seconds, and returns whether a second look soon must decide."""
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.update([Lamps(A), Lamps(B)], Snapshot())
+        w.run()
+        await w.offered(A, 2)
+        await w.offered(B, 2)
+        await until(lambda: status(w).registered and status(w, B).registered)
+        start = time.monotonic()
+
+        def counts(at_s: float, numbers: str) -> bool:
+            ids = frozenset(f"a-{number}" for number in numbers)
+            return w.plugins.observe({A: ids, B: frozenset(("b-0", "b-1"))}, start + 1 + at_s)
+
+        yield w, counts
+
+
+async def test_a_kubelet_that_is_behind_our_message_is_doubted_for_half_a_minute() -> None:
+    async with a_slow_kubelet() as (w, counts):
+        for at_s in range(0, 30, 3):
+            assert counts(at_s, "0"), "a look soon must decide"
+        assert status(w).registered
+        assert not counts(30, "01")
+        for at_s in range(50, 80, 3):
+            assert counts(at_s, "0"), "the time counts from the last look that found our list"
+        assert not counts(80, "0")
+        assert status(w).taken
+
+
+async def test_a_name_taken_by_mistake_is_ours_when_the_kubelet_has_caught_up() -> None:
+    """The changes of the meantime are sent. They were not, and the name stayed taken until the agent's restart."""
+    async with a_slow_kubelet() as (w, counts):
+        counts(0, "0")
+        counts(30, "0")
+        assert status(w).taken
+        counts(50, "0")
+        assert status(w).taken
+        w.plugins.update([Lamps(A, 3), Lamps(B)], Snapshot())
+        counts(70, "01")  # what was sent last
+        assert status(w).registered
+        assert status(w).reason == ""
+        await w.offered(A, 3)
+        w.plugins.update([replace(Lamps(A, 3), health=DOWN), Lamps(B)], Snapshot())
+        await w.offered(A, 0)
+        assert w.registrations(A) == 1
+        assert not any(update.repeated for update in w.kubelet.updates)
+
+
+async def test_a_name_is_ours_when_the_kubelet_counts_what_we_would_send() -> None:
+    """It was two messages behind, and the second took back the first."""
+    async with a_slow_kubelet() as (w, counts):
+        w.plugins.update([Lamps(A, 3), Lamps(B)], Snapshot())
+        await w.offered(A, 3)
+        counts(0, "01")
+        counts(30, "01")
+        assert status(w).taken
+        w.plugins.update([Lamps(A), Lamps(B)], Snapshot())
+        counts(50, "01")
+        assert status(w).registered
+        await w.offered(A, 2)
+
+
+async def test_a_withdrawn_name_that_is_ours_again_ends() -> None:
+    async with a_slow_kubelet() as (w, counts):
+        counts(0, "0")
+        counts(30, "0")
+        w.plugins.update([Lamps(B)], Snapshot())
+        assert w.plugins._withdrawn[A].plugin.serving
+        counts(50, "01")
+        await w.offered(A, 0)
 
 
 async def test_the_readiness_metric_and_event_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +308,7 @@ def test_what_was_sent_is_never_taken_for_another_plugins(
 ) -> None:
     comparison = Comparison()
     for revision in range(looks):
-        assert comparison.judge(healthy, healthy, healthy | more, revision) is Verdict.OURS
+        assert comparison.judge(healthy, healthy, healthy | more, revision, 0.0) is Verdict.OURS
 
 
 @given(st.lists(IDS, min_size=2, max_size=6))
@@ -242,24 +318,60 @@ def test_a_kubelet_one_message_behind_is_doubted_and_never_taken_for_another_plu
     """Each look finds the list before the current one, of IDs that stay known."""
     comparison, known = Comparison(), frozenset("abcd")
     for revision, (before, now) in enumerate(itertools.pairwise(lists)):
-        assert comparison.judge(before, now, known, revision) in (Verdict.OURS, Verdict.DOUBT)
+        assert comparison.judge(before, now, known, revision, 60.0 * revision) in (
+            Verdict.OURS,
+            Verdict.DOUBT,
+        )
 
 
 def test_two_looks_decide() -> None:
     ours, others, none = frozenset("ab"), frozenset("xy"), frozenset[str]()
     for counted, verdict in (
         (others, Verdict.OTHERS),
-        (frozenset("a"), Verdict.OTHERS),
+        (frozenset("ax"), Verdict.OTHERS),
+        (frozenset("a"), Verdict.DOUBT),
         (none, Verdict.NONE),
     ):
         comparison = Comparison()
-        assert comparison.judge(counted, ours, ours, 1) is Verdict.DOUBT
-        assert comparison.judge(counted, ours, ours, 1) is verdict
+        assert comparison.judge(counted, ours, ours, 1, 20.0) is Verdict.DOUBT
+        assert comparison.judge(counted, ours, ours, 1, 23.0) is verdict
     comparison = Comparison()
-    assert comparison.judge(others, ours, ours, 1) is Verdict.DOUBT
-    assert comparison.judge(others, ours, ours, 2) is Verdict.OTHERS, "foreign IDs need no quiet list"
+    assert comparison.judge(others, ours, ours, 1, 20.0) is Verdict.DOUBT
+    assert comparison.judge(others, ours, ours, 2, 23.0) is Verdict.OTHERS, "foreign IDs need no quiet list"
     comparison = Comparison()
-    assert comparison.judge_taken(none) is Verdict.DOUBT
-    assert comparison.judge_taken(others) is Verdict.OTHERS
-    assert comparison.judge_taken(none) is Verdict.DOUBT
-    assert comparison.judge_taken(none) is Verdict.NONE
+    assert comparison.judge_taken(none, ours, ours) is Verdict.DOUBT
+    assert comparison.judge_taken(others, ours, ours) is Verdict.OTHERS
+    assert comparison.judge_taken(none, ours, ours) is Verdict.DOUBT
+    assert comparison.judge_taken(none, ours, ours) is Verdict.NONE
+
+
+def test_some_of_our_ids_are_told_within_a_minute() -> None:
+    """The other plugin comes right after a look."""
+    comparison, ours, now = Comparison(), frozenset("ab"), counted_devices.LOOK_S
+    while comparison.judge(frozenset("a"), ours, ours, 1, now) is Verdict.DOUBT:
+        now += counted_devices.AGAIN_S
+    assert now - counted_devices.LOOK_S >= counted_devices.OWN_IDS_S
+    assert now < 60.0
+
+
+def test_a_new_message_of_ours_starts_the_time_again() -> None:
+    comparison, ours, some = Comparison(), frozenset("ab"), frozenset("a")
+    looks = [(1, 0.0), (1, 27.0), (2, 30.0), (2, 57.0), (2, 60.0)]
+    verdicts = [comparison.judge(some, ours, ours, revision, now) for revision, now in looks]
+    assert verdicts == [Verdict.DOUBT] * 4 + [Verdict.OTHERS]
+
+
+def test_a_taken_name_is_ours_again_with_our_list_or_the_one_that_was_sent() -> None:
+    comparison, healthy, sent = Comparison(), frozenset("ab"), frozenset("abc")
+    for counted, verdict in (
+        (healthy, Verdict.OURS),
+        (sent, Verdict.OURS),
+        (frozenset("a"), Verdict.OTHERS),
+        (frozenset("abcx"), Verdict.OTHERS),
+    ):
+        assert comparison.judge_taken(counted, healthy, sent) is verdict
+    comparison, none = Comparison(), frozenset[str]()
+    assert comparison.judge_taken(none, none, none) is Verdict.DOUBT, (
+        "a kubelet that dropped us counts none too"
+    )
+    assert comparison.judge_taken(none, none, none) is Verdict.NONE
