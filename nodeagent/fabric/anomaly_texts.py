@@ -15,6 +15,9 @@ RailCounts = Mapping[str, Mapping[str, int]]
 """The number of links to each switch, by rail."""
 NAMES_MAX = 5
 """A text names at most this number of nodes or switches."""
+ALIKE_NODES_MIN = 3
+"""All links of a switch with one port are a switch that names all ports alike from this number of nodes on. Two nodes
+may as well be at one port, behind a hub."""
 
 
 class GroupRails:
@@ -176,21 +179,22 @@ def rails_text(rails: Iterable[str], except_for: str) -> str:
 
 
 def shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
-    """Switch ports that several nodes report at present, and a switch that does not name its ports."""
+    """Switch ports that several nodes report at present, and a switch that does not tell its ports apart."""
     claims: dict[str, list[tuple[str, str]]] = {}
     for pattern, i in places:
         for node, report in pattern.nodes.items():
             if i not in report.stale:
                 claims.setdefault(report.ports[i], []).append((node, pattern.shape[i].link))
-    if nameless := claims.pop("", ()):
-        message = (
-            f"{leaf} announces its own chassis ID as the ID of each port, and no description of a port, so nothing "
-            f"tells the ports of {len(nameless)} links apart: let it announce the names of its interfaces; lldpd: "
-            "`lldpcli configure lldp portidsubtype ifname`; SONiC: start lldpmgrd, the feature lldp"
-        )
-        yield Anomaly(
-            AnomalyKind.SHARED_PORT, "", "", leaf, message, tuple(sorted({node for node, _ in nameless}))
-        )
+    if len(nameless := claims.pop("", ())) > 1:
+        what = "announces its own chassis ID as the ID of each port, and no description of a port"
+        yield _ports_alike(leaf, what, nameless)
+    elif not nameless and len(claims) == 1:
+        ((port, links),) = claims.items()
+        if len({node for node, _ in links}) >= ALIKE_NODES_MIN:
+            what = f"announces one port, {shown(port)}, as the ID or the description of each port"
+            hub = "; if it does so already, a device between them forwards LLDP"
+            yield _ports_alike(leaf, what, links, hub)
+            return
     for port, claimants in sorted(claims.items()):
         nodes = sorted({node for node, _ in claimants})
         if len(nodes) < 2:
@@ -202,3 +206,13 @@ def shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
                 "forwards LLDP, or two switches share a name"
             )
             yield Anomaly(AnomalyKind.SHARED_PORT, node, shown(link), leaf, message)
+
+
+def _ports_alike(leaf: str, what: str, links: Sequence[tuple[str, str]], otherwise: str = "") -> Anomaly:
+    """The switch, whose announcements are ``what``, does not tell the ports of these links, each of a node, apart."""
+    message = (
+        f"{leaf} {what}, so nothing tells the ports of {len(links)} links apart: let it announce the names of its "
+        "interfaces; lldpd: `lldpcli configure lldp portidsubtype ifname`; SONiC: start lldpmgrd, the feature lldp"
+        f"{otherwise}"
+    )
+    return Anomaly(AnomalyKind.SHARED_PORT, "", "", leaf, message, tuple(sorted({node for node, _ in links})))

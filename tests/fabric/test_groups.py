@@ -189,6 +189,40 @@ def test_two_nodes_at_one_switch_port_are_an_anomaly() -> None:
     ]
 
 
+def with_port(cables: Cables, port: str, count: int) -> Cables:
+    """The first rail of the first nodes is at this port."""
+    for node in sorted(cables)[:count]:
+        first, *others = cables[node]
+        assert first is not None
+        cables[node] = (replace(first, port=port), *others)
+    return cables
+
+
+@pytest.mark.parametrize("port", ["", "uplink to GPU"])
+def test_one_port_at_all_links_of_a_switch_is_one_anomaly_with_the_command(port: str) -> None:
+    (odd,) = plan(with_port(rails(1, 4), port, 4)).anomalies
+    assert (odd.kind, odd.node, odd.link, odd.switch) == (AnomalyKind.SHARED_PORT, "", "", "su000-leaf-r0")
+    assert len(odd.nodes) == 4
+    assert port in odd.message
+    assert "the ports of 4 links apart" in odd.message
+    assert "`lldpcli configure lldp portidsubtype ifname`" in odd.message
+
+
+@pytest.mark.parametrize(("nameless", "found"), [(1, []), (2, [""])])
+def test_one_link_without_a_port_has_nothing_to_be_told_apart_from(nameless: int, found: list[str]) -> None:
+    """Beside two nodes at one port."""
+    cables = with_port(with_port(rails(1, 6), "swp9", nameless + 2), "", nameless)
+    shared = sorted(cables)[nameless : nameless + 2]
+    anomalies = plan(cables).anomalies
+    assert {odd.kind for odd in anomalies} == {AnomalyKind.SHARED_PORT}
+    assert [odd.node for odd in anomalies] == [*found, *shared]
+    assert [odd.message.count(f"the ports of {nameless} links apart") for odd in anomalies] == [
+        *(1 for _ in found),
+        0,
+        0,
+    ]
+
+
 def test_a_second_device_beside_a_switch_is_an_anomaly_and_moves_no_node() -> None:
     cables = rails(2, 4)
     before = plan(cables)

@@ -336,6 +336,41 @@ def nothing_names_a_port(of: Hall) -> Expected:
     return {("shared-port", "", "", leaf) for unit in of.leaf for leaf in unit}
 
 
+def one_port_for_all_links(one_id: bool) -> Callable[[Hall], Expected]:
+    """All ports of a switch have one description, such as an alias, or one ID that is not the ID of the chassis."""
+
+    def fault(of: Hall) -> Expected:
+        of.one_id = one_id
+        of.ports.update(dict.fromkeys([(node, rail, leaf) for (node, rail), leaf in of.cables.items()], 40))
+        return {("shared-port", "", "", leaf) for unit in of.leaf for leaf in unit}
+
+    return fault
+
+
+def one_port_for_all_links_of_one_switch(of: Hall) -> Expected:
+    """Two nodes share a port of another switch."""
+    first, second = of.nodes(0)[:2]
+    of.one_id = True
+    of.ports.update({(node, 3, "su0-leaf3"): 40 for node in of.nodes(0)})
+    of.ports[first, 4, "su0-leaf4"] = of.ports[second, 4, "su0-leaf4"] = 40
+    return {("shared-port", "", "", "su0-leaf3")} | {
+        ("shared-port", node, "rail4", "su0-leaf4") for node in (first, second)
+    }
+
+
+def hub_of_all_but_one(of: Hall) -> Expected:
+    """The port of the last node tells the switch's ports apart, so the others do share one."""
+    nodes = of.nodes(0)[:-1]
+    of.ports.update({(node, 3, "su0-leaf3"): 40 for node in nodes})
+    return {("shared-port", node, "rail3", "su0-leaf3") for node in nodes}
+
+
+def hub_of_a_unit_of_two(of: Hall) -> Expected:
+    """Two nodes are too few to say that the switch has one name for all ports."""
+    of.ports.update({(node, 3, "su0-leaf3"): 40 for node in of.nodes(0)})
+    return {("shared-port", node, "rail3", "su0-leaf3") for node in of.nodes(0)}
+
+
 def without_vfs(speed: int, management: range = range(8, 9)) -> Callable[[Hall], Expected]:
     """Nodes whose NICs have no VFs, so no link has a rail or a fabric. Slow links go to switches for management."""
 
@@ -421,6 +456,14 @@ ROWS = {
     "the ports of a switch have one ID and a description each": Row(one_id_for_all_ports),
     "the ports of a switch have one ID, and two nodes one port": Row(one_id_and_a_hub),
     "the ports of a switch have one ID and no description": Row(nothing_names_a_port),
+    "the ports of a switch have one ID and one description": Row(one_port_for_all_links(True)),
+    "the ports of a switch have one ID, not that of the chassis": Row(one_port_for_all_links(False)),
+    "the ports of a switch have one ID, in units of three": Row(one_port_for_all_links(False), size=3),
+    "the ports of one switch have one description, and two nodes one port": Row(
+        one_port_for_all_links_of_one_switch
+    ),
+    "all nodes of a switch but one hear one port": Row(hub_of_all_but_one),
+    "both nodes of a switch hear one port": Row(hub_of_a_unit_of_two, size=2),
     "no NIC has VFs": Row(without_vfs(10_000)),
     "no NIC has VFs, and many slow ones are faster together": Row(without_vfs(150_000, range(8, 31))),
 }
