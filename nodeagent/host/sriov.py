@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.base.bounded_calls import enter
+from nodeagent.facts.card_identity import is_no_guid
 from nodeagent.host.fd import Closing
 from nodeagent.host.sysfs import NET, Tree
 
@@ -123,13 +124,37 @@ def has_vf_files(tree: Tree, pf: str, index: int) -> bool:
 def write_vf_files(tree: Tree, pf: str, index: int, guid: str, link_state: str) -> None:
     """Write node GUID, port GUID (``02:42:a1:03:01:16:05:4c``) and link state of an InfiniBand VF.
 
-    These files are not read: ``node`` and ``policy`` show those of the VF before it (``sriov_sysfs.c``, whose readings
-    ask for one vport and whose writes go to the next).
+    A reading of ``node`` and ``policy`` may show those of the VF before it: ``vf_file_link_state``.
     """
     folder = f"{BUS}/devices/{pf}/sriov/{index}"
     for name in GUID_FILES:
         _write(tree, pf, f"{folder}/{name}", guid)
-    _write(tree, pf, f"{folder}/policy", _POLICIES[link_state])
+    write_vf_file_link_state(tree, pf, index, link_state)
+
+
+def write_vf_file_link_state(tree: Tree, pf: str, index: int, link_state: str) -> None:
+    """Write the link state of an InfiniBand VF (``auto``, ``enable`` or ``disable``) by the file of its driver."""
+    _write(tree, pf, f"{BUS}/devices/{pf}/sriov/{index}/policy", _POLICIES[link_state])
+
+
+def vf_file_link_state(tree: Tree, pf: str, index: int, guid: str | None) -> str | None:
+    """The link state that the files show of the InfiniBand VF with this node GUID; ``None`` if it is unknown.
+
+    The files of a VF may show the values of the VF before it (``sriov_sysfs.c``, whose readings ask for one vport and
+    whose writes go to the next). So those files count whose ``node`` is the VF's own GUID.
+    """
+    if guid is None or is_no_guid(guid):
+        return None
+    for shown in (index, index + 1):
+        folder = f"{BUS}/devices/{pf}/sriov/{shown}"
+        if _digits(tree.text(f"{folder}/node")) == _digits(guid):
+            policy = (tree.text(f"{folder}/policy") or "").strip()
+            return next((state for state, name in _POLICIES.items() if name == policy), None)
+    return None
+
+
+def _digits(guid: str | None) -> str:
+    return (guid or "").strip().lower().replace(":", "")
 
 
 def is_open(tree: Tree, node: str) -> bool | None:

@@ -171,18 +171,7 @@ class VfPool(DeviceKind, frozen=True):
         return self.vf_indexes is None or any(vf.vf_index in indexes for indexes in self.vf_indexes)
 
     def _suits(self, vf: Function) -> bool:
-        if _is_uio(vf):
-            return False
-        match self.vf_driver:
-            case "netdevice":
-                # Not by its netdev, which is in the network namespace of the pod that holds the VF.
-                return vf.driver is not None and not vf.by_vfio and vf.vdpa is None
-            case "rdma":
-                return vf.rdma is not None and vf.vdpa is None
-            case "vfio-pci":
-                return vf.by_vfio
-            case "any":
-                return True
+        return suits(self.vf_driver, vf)
 
     def _usable(self, snapshot: Snapshot, ids: frozenset[str]) -> list[Function]:
         """Return the VFs of these IDs by address. Raises ``Refused`` if one of them cannot be allocated."""
@@ -325,6 +314,22 @@ def _index(vf: Function) -> tuple[int, str]:
 def _is_without_rdma(vf: Function) -> bool:
     """Whether it has a network driver and no RDMA device in this namespace."""
     return vf.driver is not None and vf.rdma is None and vf.vdpa is None and not vf.by_vfio
+
+
+def suits(vf_driver: VfDriver, vf: Function) -> bool:
+    """Whether a resource with this ``vfDriver`` counts a VF."""
+    if _is_uio(vf):
+        return False
+    match vf_driver:
+        case "netdevice":
+            # Not by its netdev, which is in the network namespace of the pod that holds the VF.
+            return vf.driver is not None and not vf.by_vfio and vf.vdpa is None
+        case "rdma":
+            return vf.rdma is not None and vf.vdpa is None
+        case "vfio-pci":
+            return vf.by_vfio
+        case "any":
+            return True
 
 
 def _is_uio(vf: Function) -> bool:

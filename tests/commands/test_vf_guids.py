@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,18 +11,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nodeagent.agent_config import Config, load
 from nodeagent.commands.scan.listing import as_table, scan_once
 from nodeagent.facts.model import Function
-from nodeagent.host.sriov import VfNetlink, VfSettings
+from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources import pci_source
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_tools.doctor import nic_checks
 from nodeagent_tools.doctor.reads import Target
 from nodeagent_tools.vfs import apply
-from nodeagent_tools.vfs.provision_pf import guid_of_vf
+from nodeagent_tools.vfs.provision_pf import PfProvisioning, guid_of_vf
+from nodeagent_tools.vfs.vf_users import VfUsers
+from nodeagent_tools.vfs.wanted import PfWant
 from tests.commands.test_vfs import kubelet, reacting
 from tests.support import infiniband_machine
 
@@ -134,6 +138,89 @@ def test_a_vf_that_a_pod_holds_gets_no_guid_and_the_others_do(near: Path, root: 
     (left,) = result.pfs[0].left
     assert left.startswith(f"guid is none, configured is auto: {held} (VF 0) is held by pod train/worker-0")
     assert [guid == "0000:0000:0000:0000" for guid in guids(root)] == [True, False, False, False]
+
+
+def policies(root: Path) -> list[str]:
+    return [
+        (root / f"sys/bus/pci/devices/{pf}/sriov/{index}/policy").read_text().strip()
+        for pf in (PF, OTHER)
+        for index in range(2)
+    ]
+
+
+@pytest.mark.parametrize("entry", ["guid: auto, linkState: enable", "linkState: enable"])
+def test_the_link_state_of_a_vf_that_has_a_guid_is_set_by_the_file_of_the_driver(
+    root: Path, machine: Machine, entry: str
+) -> None:
+    assert apply.apply(config(), root, wait_s=20).good
+    given = guids(root)
+    assert policies(root) == ["Follow"] * 4
+    wanted = config(CONFIG.replace("guid: auto", entry))
+    shown = apply.show(wanted, root)
+    result = apply.apply(wanted, root, wait_s=20)
+    assert result.good, result
+    assert shown.pfs[0].changes == result.pfs[0].changes == ("link_state auto → enable (VFs 0-1)",)
+    assert policies(root) == ["Up"] * 4
+    assert guids(root) == given
+    again = apply.apply(wanted, root, wait_s=20)
+    assert [pf.state for pf in again.pfs] == ["unchanged"] * 2
+
+
+def test_the_link_state_of_a_held_vf_stays_and_is_listed(near: Path, root: Path) -> None:
+    held = f"{PF[:-1]}1"
+    machine = infiniband_machine.machine(root, num_vfs=2, vf_files=True)
+    with reacting(machine):
+        with kubelet(root):
+            assert apply.apply(config(), root, wait_s=20).good
+        shutil.rmtree(root / "var/lib/kubelet/pod-resources")
+        with kubelet(root, held):
+            wanted = config(CONFIG.replace("guid: auto", "guid: auto, linkState: enable"))
+            result = apply.apply(wanted, root, wait_s=20)
+    (left,) = result.pfs[0].left
+    assert left.startswith(
+        f"link_state is auto, configured is enable: {held} (VF 0) is held by pod train/worker-0"
+    )
+    assert policies(root) == ["Follow", "Up", "Up", "Up"]
+
+
+def provisioned(root: Path, settings: VfSettings, *, netlink: VfNetlink | None = None) -> PfProvisioning:
+    """The run on a PF without a netdev here."""
+    functions = pci_source.scan(Tree(root)).functions
+    pf = structs.replace(next(one for one in functions if one.pci_address == PF), netdev=None)
+    of_pf = tuple(one for one in functions if one.parent == PF)
+    want = PfWant(2, settings=dict.fromkeys(range(2), settings), guids=frozenset({0, 1}))
+    users = VfUsers(Tree(root), netlink, force=True)
+    return PfProvisioning(Tree(root), netlink, users, pf, None, of_pf, want, 20.0, dry=False)
+
+
+def test_files_that_show_the_vf_before_are_read_by_the_guid_they_show(root: Path) -> None:
+    """As the driver of MLNX_OFED reads: ``sriov/N`` shows VF N - 1, and no file shows the last VF. So the last one is
+    written again, and never counts as unchanged."""
+    machine = infiniband_machine.machine(root, num_vfs=2, vf_files=True)
+    with reacting(machine), kubelet(root):
+        assert apply.apply(config(), root, wait_s=20).good
+    folder = root / f"sys/bus/pci/devices/{PF}/sriov"
+    (folder / "1/node").write_text((folder / "0/node").read_text())
+    (folder / "0/node").write_text("0c:42:a1:03:00:16:05:4c\n")
+    (folder / "0/policy").write_text("Up\n")  # of the PF itself
+    (folder / "1/policy").write_text("Follow\n")  # of VF 0
+    work = provisioned(root, VfSettings(link_state="enable"), netlink=Sent())
+    work.run()
+    assert work.changes.sentences() == (
+        "link_state auto → enable (VF 0)",
+        "link_state unknown → enable (VF 1)",
+    )
+    assert [(folder / f"{index}/policy").read_text() for index in range(2)] == ["Up", "Up"]
+
+
+def test_without_netdev_and_files_a_configured_link_state_is_an_error(root: Path) -> None:
+    machine = infiniband_machine.machine(root, num_vfs=2, vf_files=True)
+    with reacting(machine), kubelet(root):
+        assert apply.apply(config(), root, wait_s=20).good
+    for index in range(2):
+        shutil.rmtree(root / f"sys/bus/pci/devices/{PF}/sriov/{index}")
+    with pytest.raises(SriovError, match="has no netdev here, so its VFs cannot be configured"):
+        provisioned(root, VfSettings(link_state="enable"), netlink=Sent()).run()
 
 
 def test_show_lists_what_apply_would_do_and_changes_nothing(root: Path, machine: Machine) -> None:

@@ -225,8 +225,8 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("warn vfs_differ", nic_checks.findings(of_nics(), EIGHT)),
     ("fix vfs_too_many", nic_checks.findings(of_nics(), MANY)),
     ("warn vf_unbound", nic_checks.findings(of_nics(PF, structs.replace(VF, driver=None)), DEFAULT)),
-    ("warn vf_guid_missing", nic_checks.findings(of_nics(PF, ib_vf("0000:0000:0000:0000")), DEFAULT)),
-    ("warn vf_guid_missing", nic_checks.findings(of_nics(PF, ib_vf("ffff:ffff:ffff:ffff")), DEFAULT)),
+    ("fix vf_guid_missing", nic_checks.findings(of_nics(PF, ib_vf("0000:0000:0000:0000")), DEFAULT)),
+    ("fix vf_guid_missing", nic_checks.findings(of_nics(PF, ib_vf("ffff:ffff:ffff:ffff")), DEFAULT)),
     (
         "warn vf_port_inactive",
         nic_checks.findings(of_nics(facts=PciFacts(None, (PF, ib_vf(GUID)), (ROUTED,))), DEFAULT),
@@ -738,6 +738,30 @@ def test_rdma_cm_is_missed_only_where_vfs_with_rdma_are_offered() -> None:
         (of_nics(PF, rdma_cm=False), DEFAULT),
     ):
         assert "rdma_cm_missing" not in {it.key for it in nic_checks.findings(nics, config)}
+
+
+BARE, SECOND = ib_vf("0000:0000:0000:0000"), structs.replace(VF, pci_address="0000:18:00.2", vf_index=1)
+
+
+@pytest.mark.parametrize(
+    ("vfs", "text", "level"),
+    [
+        ((BARE,), "resources: [{kind: vf}]", "fix"),
+        ((BARE,), "resources: [{kind: vf}]\nhealth: {vfGuids: fromCni}", None),
+        ((BARE,), "resources: [{kind: gpu-mem}]", "warn"),
+        ((BARE,), "resources: [{kind: vf, select: {vendors: ['8086']}}]", "warn"),
+        ((BARE, SECOND), "resources: [{kind: vf}]", "warn"),
+        ((BARE, SECOND), "resources: [{kind: vf, select: {vfIndexes: ['0']}}]", "fix"),
+        ((BARE, SECOND), "resources: [{kind: vf, select: {vfIndexes: ['1']}}]", "warn"),
+        ((BARE, structs.replace(SECOND, driver=None)), "resources: [{kind: vf}]", "fix"),
+        ((BARE, structs.replace(SECOND, rdma=None)), "resources: [{kind: vf, vfDriver: rdma}]", "fix"),
+    ],
+)
+def test_a_pf_whose_offered_vfs_all_lack_a_guid_must_be_fixed(
+    vfs: tuple[Function, ...], text: str, level: str | None
+) -> None:
+    found = nic_checks.findings(of_nics(PF, *vfs), config(text + "\n"))
+    assert [one.level.value for one in found if one.key == "vf_guid_missing"] == ([level] if level else [])
 
 
 def test_every_finding_with_a_remedy_has_a_case() -> None:

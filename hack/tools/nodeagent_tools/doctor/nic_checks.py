@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.config.formats import index_range
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function
 from nodeagent.health.link_modes import ports_in_another_mode
@@ -23,6 +24,7 @@ from nodeagent.host.sysfs import NET, SysfsError, Tree
 from nodeagent.kinds.hardware_selection import offers_vfs_of, selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import VfResource
+from nodeagent.kinds.vf import suits
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.sources.host_paths import RDMA_CM
 from nodeagent.sources.machine_access import permanent_macs
@@ -60,7 +62,8 @@ TOPIC = Topic(
         ),
         "vf_guid_missing": Advice(
             "An InfiniBand VF without a GUID is Unhealthy: it has no address in the subnet and reaches no peer. mlx5 "
-            "makes VFs without GUID, and with the link state disable.",
+            "makes VFs without GUID, and with the link state disable. Where all VFs that are offered of a PF lack one, "
+            "it must be fixed.",
             "set `guid: auto` under `vfs` and run `nodeagent vfs apply`; where a CNI plugin gives the VF of each pod a "
             "GUID, set `health.vfGuids: fromCni`",
         ),
@@ -319,13 +322,39 @@ def _unreachable(nics: NicFacts, config: Config) -> Iterator[Finding]:
     ]
     nameless = [vf for vf in vfs if vf.mac is not None and not vf.mac.strip("0:")]
     if without and config.health.vf_guids == "required":
-        yield TOPIC.warn("vf_guid_missing", _vfs_are(without, "without a GUID"))
+        say = TOPIC.fix if _offers_none_with_guid(nics, config, vfs) else TOPIC.warn
+        yield say("vf_guid_missing", _vfs_are(without, "without a GUID"))
     if disabled:
         yield TOPIC.warn("vf_link_disabled", _vfs_are(disabled, "with the link state disable"))
     if inactive:
         yield TOPIC.warn("vf_port_inactive", _vfs_are(inactive, "with a port that is not active"))
     if nameless:
         yield TOPIC.warn("vf_mac_missing", _vfs_are(nameless, "without a MAC address"))
+
+
+def _offers_none_with_guid(nics: NicFacts, config: Config, vfs: list[Function]) -> bool:
+    """Whether an entry offers the VFs of a PF, and each of them with a driver lacks a GUID: no pod gets one."""
+    links = {link.pci_address: link for link in nics.facts.links}
+    for entry in config.resources:
+        if not isinstance(entry, VfResource):
+            continue
+        indexes = [index_range(text) for text in entry.select.vf_indexes]
+        for pf in nics.pfs:
+            offered = [
+                vf
+                for vf in vfs
+                if vf.parent == pf.pci_address
+                and vf.driver is not None
+                and suits(entry.vf_driver, vf)
+                and (not indexes or any(vf.vf_index in index for index in indexes))
+            ]
+            if (
+                offered
+                and all(lacks_guid(vf) for vf in offered)
+                and offers_vfs_of(entry, pf, links.get(pf.pci_address))
+            ):
+                return True
+    return False
 
 
 def _vfs_are(vfs: list[Function], what: str) -> str:

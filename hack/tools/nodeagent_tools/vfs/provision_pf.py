@@ -10,7 +10,8 @@ earlier steps, so the next run continues at any point. The order makes the inter
 2. Set the MTU of the PF, which is the upper limit for its VFs.
 3. Set the number of VFs, through 0, as the kernel requires. If all VFs have a configured driver, the kernel must not
    bind another one in between: ``sriov_drivers_autoprobe`` is off during this time.
-4. Set the PF's settings for each VF (trust, spoof check, link state, rates) before its driver, so that no VF is ever
+4. Set the PF's settings for each VF (trust, spoof check, link state, rates; without a netdev the link state of an
+   InfiniBand VF by the file of its driver) before its driver, so that no VF is ever
    usable with less protection than configured.
 5. Give InfiniBand VFs their GUIDs and link state, by rtnetlink where the PF has a netdev, else by the files of the
    driver, and bind the driver of these VFs again: it reads the GUID when it is bound. The VF itself tells whether it
@@ -24,7 +25,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeagent.facts.card_identity import is_no_guid, node_guid
@@ -147,6 +148,9 @@ class PfProvisioning:
         return self.want.mtu is not None and self.want.mtu != (self.link.mtu if self.link else None)
 
     def _needs_settings(self, vf: Function) -> bool:
+        if vf.vf_index is not None and self._link_state_by_file(vf.vf_index):
+            want = self.want.settings[vf.vf_index].link_state
+            return want is not None and want != self._shown_link_state(vf.vf_index, vf.pci_address)
         if self.netlink is None or self.pf.netdev is None or vf.vf_index not in self.want.settings:
             return False
         has = self.netlink.vfs(self.pf.netdev).get(vf.vf_index, VfSettings())
@@ -197,7 +201,14 @@ class PfProvisioning:
 
     def _configure_vfs(self) -> None:
         """Set the PF's settings for its VFs."""
-        pf, settings = self.pf, self.want.settings
+        pf, settings = self.pf, dict(self.want.settings)
+        held = {vf.vf_index: self._held[vf.pci_address] for vf in self.vfs if vf.pci_address in self._held}
+        for index, address in enumerate(self._vf_addresses(self.want.count)):
+            if not self._link_state_by_file(index):
+                continue
+            self._set_link_state(index, address, held.get(index))
+            settings[index] = replace(settings[index], link_state=None)
+        settings = {index: vf for index, vf in settings.items() if vf != VfSettings()}
         if not settings:
             return
         if self.netlink is None:
@@ -210,13 +221,13 @@ class PfProvisioning:
             return
         if pf.netdev is None:
             if all(
-                index in self.want.guids and vf == VfSettings(link_state=vf.link_state)
+                vf == VfSettings(link_state=vf.link_state)
+                and self._needs_guid(index, self._vf_addresses(self.want.count)[index])
                 for index, vf in settings.items()
             ):
                 return  # it is set together with the GUID
             raise SriovError(f"{pf.pci_address} has no netdev here, so its VFs cannot be configured")
         known = self.netlink.vfs(pf.netdev)
-        held = {vf.vf_index: self._held[vf.pci_address] for vf in self.vfs if vf.pci_address in self._held}
         for index, want in sorted(settings.items()):
             has = known.get(index, VfSettings())
             changed = different(want, has)
@@ -235,6 +246,35 @@ class PfProvisioning:
                 self.netlink.set_vf(pf.pci_address, pf.netdev, index, changed)
             for name, old, new in differing:
                 self.changes.add(f"{name} {spell(old)} → {spell(new)}", index)
+
+    def _link_state_by_file(self, index: int) -> bool:
+        """Whether a link state is configured for a VF that only a file of the driver takes."""
+        return (
+            index in self.want.settings
+            and self.want.settings[index].link_state is not None
+            and self.pf.link_type == INFINIBAND
+            and (self.netlink is None or self.pf.netdev is None)
+            and sriov.has_vf_files(self.tree, self.pf.pci_address, index)
+        )
+
+    def _shown_link_state(self, index: int, address: str) -> str | None:
+        guid = self._guid_of(address)
+        return sriov.vf_file_link_state(self.tree, self.pf.pci_address, index, guid)
+
+    def _set_link_state(self, index: int, address: str, held: str | None) -> None:
+        """Write a link state that differs. One that is unknown is written too: the same value changes nothing."""
+        want = self.want.settings[index].link_state
+        if want is None or self._needs_guid(index, address):
+            return  # it is set together with the GUID
+        has = self._shown_link_state(index, address)
+        if has == want:
+            return
+        if held is not None:
+            self.left.append(f"link_state is {spell(has)}, configured is {want}: {held}")
+            return
+        if not self.dry:
+            sriov.write_vf_file_link_state(self.tree, self.pf.pci_address, index, want)
+        self.changes.add(f"link_state {spell(has)} → {want}", index)
 
     def _needs_guid(self, index: int | None, address: str) -> bool:
         if index is None or index not in self.want.guids or self.pf.link_type != INFINIBAND:
