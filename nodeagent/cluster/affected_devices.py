@@ -106,6 +106,15 @@ def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ..
     return tuple(affected)
 
 
+def failed_ids(snapshot: Snapshot, device_ids: Iterable[str]) -> frozenset[str]:
+    """Those of the devices, which this agent has given, that have a fault or are gone, offered or not."""
+    present = _present(snapshot)
+    healths = {id_: present.get(hardware_of(id_) or "", ("", MISSING))[1] for id_ in device_ids}
+    return frozenset(
+        id_ for id_, health in healths.items() if is_withdrawn(health) and health.state not in QUIET
+    )
+
+
 def _present(snapshot: Snapshot) -> dict[str, tuple[str, Health]]:
     """The parent and the health of each VF, GPU and MIG device that pods can use, offered or not."""
     found = {

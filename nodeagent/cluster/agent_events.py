@@ -13,7 +13,8 @@ from the snapshot. ``follow``, ``follow_state`` and ``follow_names`` post the ot
 report and the evictions do.
 
 A device whose state is unknown gets no new Event, and none of its faults ends. The numbers in a notice are those of its
-beginning. Its end is the Event ``Recovered``, or ``DeviceReleased`` on a pod that does not hold the device any more.
+beginning. Its end is the Event ``Recovered``, ``DeviceReleased`` on a pod that does not hold the device any more, or
+``DeviceUnused``.
 
 An Event on a pod has its UID, and waits until that is known (``held_pods``). Without the right to read pods it has
 none, and the next pod of that name shows it too.
@@ -36,6 +37,7 @@ from nodeagent.cluster.affected_devices import (
     Offered,
     ReportedDevice,
     affected_pods,
+    failed_ids,
     reported_devices,
 )
 from nodeagent.cluster.deliveries import Delivery
@@ -43,6 +45,7 @@ from nodeagent.cluster.event_writer import (
     HOURLY_S,
     RECOVERED,
     RELEASED,
+    UNUSED,
     Ending,
     EventTarget,
     EventWriter,
@@ -67,6 +70,8 @@ UNTOLD_MAX = 256
 READ_FIRST_S, READ_MAX_S = 5.0, 600.0
 """Between two tries to read pods after a failure."""
 GIB = 1 << 30
+FAILED, UNHEALTHY = "DeviceFailed", "DeviceUnhealthy"
+"""The reasons of the notices on pods that hold a failed device."""
 
 Source = TypeVar("Source", GpuAccounting, CgroupLimits, MpsWatch)
 
@@ -125,6 +130,7 @@ class AgentEvents:
                 time.time(),
                 unknown_devices(snapshot),
                 endings(snapshot),
+                lasting(snapshot, identified),
             )
             written = self.writer.written
             wait = await self.writer.deliver()
@@ -238,20 +244,48 @@ def unknown_devices(snapshot: Snapshot) -> Callable[[str], bool]:
     return unknown
 
 
+def lasting(snapshot: Snapshot, standing: Iterable[Notice]) -> Callable[[Notice], bool]:
+    """Return a function that returns whether the notice of a pod goes on although none of its device is ``standing``:
+    the pod still holds it, it has failed, and its resource is not offered any more. Unknown holdings are those of
+    before."""
+    held = _held_ids(snapshot)
+    told = {(it.target, it.about) for it in standing if it.reason in (FAILED, UNHEALTHY)}
+
+    def lasts(notice: Notice) -> bool:
+        if notice.reason not in (FAILED, UNHEALTHY) or (notice.target, notice.about) in told:
+            return False
+        pod = notice.target.namespace, notice.target.name
+        ids = [id_ for id_ in notice.ids if snapshot.holdings is None or (*pod, id_) in held]
+        return bool(failed_ids(snapshot, ids))
+
+    return lasts
+
+
 def endings(snapshot: Snapshot) -> Callable[[Notice], Ending]:
     """Return a function that returns how the faults of a device have ended for the target of a notice."""
     holdings = snapshot.holdings
-    ids = {(holding.namespace, holding.pod, id_) for holding in holdings or () for id_ in holding.device_ids}
+    ids = _held_ids(snapshot)
+    unused = {pf.pci_address for pf in snapshot.functions if pf.health.state is State.UNUSED}
     pods = {it[:2] for it in ids} | {(share.namespace, share.pod) for share in snapshot.claim_shares}
 
     def ending(notice: Notice) -> Ending:
         pod = notice.target.namespace, notice.target.name
+        over = UNUSED if notice.about in unused else RECOVERED
         if notice.target.kind != "Pod" or holdings is None:
-            return RECOVERED
+            return over
         holds = any((*pod, id_) in ids for id_ in notice.ids) if notice.ids else pod in pods
-        return RECOVERED if holds else RELEASED
+        return over if holds else RELEASED
 
     return ending
+
+
+def _held_ids(snapshot: Snapshot) -> frozenset[tuple[str, str, str]]:
+    """The namespace and name of each pod with each device that it holds."""
+    return frozenset(
+        (holding.namespace, holding.pod, id_)
+        for holding in snapshot.holdings or ()
+        for id_ in holding.device_ids
+    )
 
 
 def _faults(target: EventTarget, device: ReportedDevice) -> Iterator[Notice]:
@@ -278,7 +312,7 @@ def _pod_notice(pod: AffectedPod) -> Notice:
     state = "has failed" if failed else f"is {health.state.value}"
     message = f"{device.title}, held as {pod.resource} ({held}), {state}: {'; '.join(reasons) or health.state.value}"
     target = EventTarget("Pod", pod.namespace, pod.pod)
-    reason = "DeviceFailed" if failed else "DeviceUnhealthy"
+    reason = FAILED if failed else UNHEALTHY
     return Notice(target, device.key, reason, message, title=device.title, ids=pod.device_ids)
 
 

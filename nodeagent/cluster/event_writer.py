@@ -55,6 +55,8 @@ class Ending(NamedTuple):
 RECOVERED = Ending("Recovered", "its faults have ended")
 RELEASED = Ending("DeviceReleased", "the pod no longer holds it")
 """The device may still have its faults."""
+UNUSED = Ending("DeviceUnused", "it is not in use any more")
+"""The device is not used, and so has no faults that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,10 @@ def _nothing_unknown(_about: str) -> bool:
     return False
 
 
+def _nothing_lasts(_notice: Notice) -> bool:
+    return False
+
+
 def _recovered(_notice: Notice) -> Ending:
     return RECOVERED
 
@@ -209,14 +215,15 @@ class NoticeLedger:
         wall: float,
         unknown: Callable[[str], bool] = _nothing_unknown,
         ending: Callable[[Notice], Ending] = _recovered,
+        lasts: Callable[[Notice], bool] = _nothing_lasts,
     ) -> None:
-        """Take the notices that stand now. Every other notice has ended, unless its device is ``unknown``, and
-        ``ending`` returns how."""
+        """Take the notices that stand now. Every other notice has ended, unless its device is ``unknown`` or it
+        ``lasts``, and ``ending`` returns how."""
         current = {notice.key: notice for notice in notices}
         current |= {
             key: record.notice
             for key, record in self.records.items()
-            if key not in current and record.active and unknown(record.notice.about)
+            if key not in current and record.active and (unknown(record.notice.about) or lasts(record.notice))
         }
         if self.recovery:
             current |= {notice.key: notice for notice in self._ended(current, unknown, ending)}

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Literal
 
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
@@ -273,7 +274,7 @@ class Offer:
             else:
                 source, shortage = "gpus", _gpu_shortage(self.config, entry, snapshot)
             message = f"{entry.name}: {shortage or entry.nothing_selected}"
-            yield Trouble(message, fatal=False, ready=shortage is None, source=source)
+            yield Trouble(message, fatal=False, ready=shortage is None, source=source, key="idle")
 
     def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
         expect = self.config.expect
@@ -438,15 +439,17 @@ def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[T
         and not lacks_guid(vf)  # a fault of its own
     ]
     nameless = [vf.pci_address for vf in vfs if vf.mac is not None and not vf.mac.strip("0:")]
-    for found, what in (
+    faults: tuple[tuple[list[str], Literal["vf_port", "vf_mac"], str], ...] = (
         (
             inactive,
+            "vf_port",
             "a port that is not active, although that of their PF is: set linkState: auto under vfs",
         ),
-        (nameless, "no MAC address: bind their driver again, or set one at the PF"),
-    ):
+        (nameless, "vf_mac", "no MAC address: bind their driver again, or set one at the PF"),
+    )
+    for found, key, what in faults:
         if found:
-            yield Trouble(f"VFs have {what} ({_named(found)})", fatal=False)
+            yield Trouble(f"VFs have {what} ({_named(found)})", fatal=False, key=key)
 
 
 def _without_rdma_cm(offered: Collection[str], snapshot: Snapshot) -> Iterator[Trouble]:
@@ -455,12 +458,12 @@ def _without_rdma_cm(offered: Collection[str], snapshot: Snapshot) -> Iterator[T
             "containers with VFs get no /dev/infiniband/rdma_cm, because the host has none: modprobe rdma_ucm, and "
             "name it in /etc/modules-load.d"
         )
-        yield Trouble(message, fatal=False, source="paths")
+        yield Trouble(message, fatal=False, source="paths", key="rdma_cm")
 
 
 def _in_another_mode(snapshot: Snapshot) -> Iterator[Trouble]:
     for _, sentence in ports_in_another_mode(snapshot.functions, snapshot.links, snapshot.gpu_functions):
-        yield Trouble(sentence, fatal=False)
+        yield Trouble(sentence, fatal=False, key="link_mode")
 
 
 def _vf_shortage(config: Config, entry: VfResource, snapshot: Snapshot) -> str | None:
@@ -597,7 +600,7 @@ def _undivided(entry: MigResource, snapshot: Snapshot) -> Iterator[Trouble]:
                 f"{entry.name}: GPU {gpu.index} is in MIG mode, and the driver does not show how it can be divided; "
                 "the agent needs overlays/mig-claims"
             )
-            yield Trouble(message, fatal=False, source="gpus")
+            yield Trouble(message, fatal=False, source="gpus", key="undivided")
 
 
 def _cut_names(kinds: Iterable[tuple[ResourceSettings, DeviceKind]]) -> Iterator[Trouble]:

@@ -21,15 +21,17 @@ class Trouble(msgspec.Struct, frozen=True):
     """The configuration asks for something that this machine lacks.
 
     ``fatal``: the agent does not start, and does not accept the changed configuration. ``ready``: the agent is ready
-    nevertheless. ``source``: before this source has published, the message is a guess. ``key``: ``idle`` if an entry
-    selects nothing, ``slices`` if its slices are very small.
+    nevertheless. ``source``: before this source has published, the message is a guess. ``key`` says which remark it
+    is, and is empty for all others: ``idle`` if an entry selects nothing, ``slices`` if its slices are very small,
+    ``undivided`` if the driver does not show the places of MIG devices, and for hardware that is offered and lacks
+    something ``vf_port``, ``vf_mac``, ``rdma_cm`` and ``link_mode``.
     """
 
     message: str
     fatal: bool
     ready: bool = True
     source: str = "pci"
-    key: Literal["idle", "slices"] = "idle"
+    key: Literal["", "idle", "slices", "undivided", "vf_port", "vf_mac", "rdma_cm", "link_mode"] = ""
 
 
 class OfferView(msgspec.Struct, frozen=True):

@@ -14,7 +14,13 @@ from msgspec import structs
 
 from nodeagent.base.backoff import Backoff, RateLimit
 from nodeagent.cluster import event_writer
-from nodeagent.cluster.agent_events import AgentEvents, device_notices, limit_notices, unknown_devices
+from nodeagent.cluster.agent_events import (
+    AgentEvents,
+    device_notices,
+    lasting,
+    limit_notices,
+    unknown_devices,
+)
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.event_writer import (
     BURST,
@@ -26,7 +32,7 @@ from nodeagent.cluster.event_writer import (
     NoticeLedger,
 )
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import ContainerLimit, Holding, StaleSource
+from nodeagent.facts.model import ContainerLimit, Health, Holding, Reason, StaleSource, State
 from nodeagent.host.sysfs import Tree
 from nodeagent.kube.resource import PODS
 from nodeagent.sharing.cgroup_limits import CgroupLimits
@@ -475,6 +481,78 @@ async def test_a_pod_that_left_a_dead_device_is_told_that_it_holds_it_no_more(se
     assert texts["Pod", "DeviceReleased"].endswith(": the pod no longer holds it")
     assert texts["Node", "Recovered"].endswith(": its faults have ended")
     assert texts.keys() == {("Pod", "DeviceReleased"), ("Node", "Recovered")}
+
+
+@pytest.mark.parametrize("withdrawn", ["x/mem", "x/nic"])
+@pytest.mark.parametrize("known", [True, False], ids=["holdings", "no holdings"])
+async def test_a_dead_device_that_is_not_offered_any_more_has_not_recovered_for_its_pod(
+    server, client, running, withdrawn, known
+):
+    """Its entry left the configuration, or the resource is withheld. The pod was told that the faults have ended."""
+    inventory = Inventory()
+    names = {"x/mem", "x/nic"}
+
+    def offers(made):
+        return [one for one in offered(made) if one[0] in names]
+
+    publish(inventory, snapshot([None, DOWN], [GPU_LOST]))
+    running(AgentEvents(client, inventory, "gpu-0", offers, pods=held_pods(client, inventory)).run())
+    await server.until(lambda: len(server.objects("events")) == 4)
+    names.remove(withdrawn)
+    publish(inventory, snapshot([None, DOWN, None], [GPU_LOST], holdings=HELD if known else None))
+    await asyncio.sleep(100)
+    assert len(server.objects("events")) == 4
+    publish(inventory, snapshot([None, None], [None]))
+    await server.until(lambda: len(server.objects("events")) == 8)
+    assert {one["reason"] for one in server.objects("events") if one["type"] == "Normal"} == {"Recovered"}
+
+
+def test_another_notice_on_the_pod_does_not_end_that_of_its_failed_device():
+    made = snapshot([], [GPU_LOST])
+    (failed,) = (it for it in device_notices(made, "n", offered(made)) if it.target.kind == "Pod")
+    other = replace(failed, reason="GpuMemoryExceeded", ids=())
+    assert lasting(made, [other])(failed)
+    assert not lasting(made, [replace(failed, reason="DeviceUnhealthy")])(failed)
+    assert not lasting(made, [])(other)
+    assert not lasting(snapshot([], [GPU_LOST], holdings=()), [])(failed)
+    assert not lasting(snapshot([], [None]), [])(failed)
+
+
+async def test_a_device_that_left_the_node_has_not_recovered_for_its_pod(server, client, running):
+    inventory = Inventory()
+    publish(inventory, snapshot([None], [GPU_LOST]))
+    offers = []
+    running(
+        AgentEvents(
+            client,
+            inventory,
+            "gpu-0",
+            lambda made: offers or offered(made),
+            pods=held_pods(client, inventory),
+        ).run()
+    )
+    await server.until(lambda: told_of(server, "a") == [("pods-default/a", "DeviceFailed")])
+    offers.append(("y/z", ()))
+    publish(inventory, snapshot([None], []))
+    await asyncio.sleep(100)
+    assert told_of(server, "a") == [("pods-default/a", "DeviceFailed")]
+
+
+async def test_a_link_that_is_down_and_then_not_used_has_not_recovered(server, client, running):
+    inventory = Inventory()
+    publish(inventory, snapshot([None, DOWN]))
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
+    await server.until(lambda: len(server.objects("events")) == 2)
+    unused = Health(State.UNUSED, (Reason("admin_down", "is set down"),), allocatable=False)
+    publish(inventory, snapshot([None, unused]))
+    await server.until(lambda: len(server.objects("events")) == 4)
+    ends = [one for one in server.objects("events") if one["type"] == "Normal"]
+    assert {one["reason"] for one in ends} == {"DeviceUnused"}
+    assert {one["involvedObject"]["kind"] for one in ends} == {"Node", "Pod"}
+    assert all(one["message"].endswith(": it is not in use any more") for one in ends)
+    publish(inventory, snapshot([None, None]))
+    await asyncio.sleep(100)
+    assert len(server.objects("events")) == 4
 
 
 async def test_a_pod_that_still_holds_its_device_is_told_that_it_recovered_and_nothing_when_it_ends(

@@ -211,6 +211,13 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         "note config_idle",
         configuration_checks.findings(configuration_checks.ConfigurationFacts("f", FASTER), SNAPSHOT),
     ),
+    (
+        "note config_undivided",
+        configuration_checks.findings(
+            configuration_checks.ConfigurationFacts("f", MIG_CLAIMS),
+            structs.replace(SNAPSHOT, gpus=(structs.replace(GPU, mig=True),)),
+        ),
+    ),
     ("warn kernel_old", machine_checks.findings(replace(GOOD_MACHINE, kernel="4.9.1"), DEFAULT)),
     ("note kernel_old", machine_checks.findings(replace(GOOD_MACHINE, kernel="5.4.0"), DEFAULT)),
     ("note product_unknown", machine_checks.findings(replace(GOOD_MACHINE, product="KVM"), DEFAULT)),
@@ -728,6 +735,20 @@ BOND = {"ens1": "bond0", "ens2": "bond0"}
 def test_the_second_port_of_a_roce_lag_lacks_no_rdma_device(nics: nic_checks.NicFacts, key: str) -> None:
     found = [f"{it.level} {it.key}" for it in nic_checks.findings(nics, DEFAULT) if it.key.startswith("rdma")]
     assert found == [key]
+
+
+def test_each_remark_about_nics_is_a_finding_of_their_check_alone() -> None:
+    modes = four_nics()
+    vf = structs.replace(ib_vf(GUID), mac="00:00:00:00:00:00", parent="0000:18:00.0")
+    functions, paths = (*modes.functions, vf), HostPaths(rdma_cm=False)
+    snapshot = Snapshot(product="DGXH100", functions=functions, links=modes.links, paths=paths)
+    facts = configuration_checks.ConfigurationFacts("f", config("resources: [{kind: vf}]\n"))
+    remarks = {it.key for it in Offer(facts.config).troubles(snapshot)}
+    assert remarks == {"vf_port", "vf_mac", "rdma_cm", "link_mode"}
+    nics = of_nics(facts=structs.replace(modes, functions=functions), rdma_cm=False)
+    told = {it.key for it in nic_checks.findings(nics, facts.config)}
+    assert told >= {"vf_port_inactive", "vf_mac_missing", "rdma_cm_missing", "link_mode_differs"}
+    assert [it.key for it in configuration_checks.findings(facts, snapshot)] == ["config"]
 
 
 def test_rdma_cm_is_missed_only_where_vfs_with_rdma_are_offered() -> None:

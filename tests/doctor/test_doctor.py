@@ -18,6 +18,7 @@ from nodeagent.base.stored_file import StoredForm
 from nodeagent.cli import main
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent_lab.sim.machine import Machine
+from nodeagent_lab.sim.machine.blueprint import MACHINES
 from nodeagent_tools import doctor
 from nodeagent_tools.doctor import capabilities, reads
 from nodeagent_tools.doctor.capabilities import ProcessRights, StateDirectory
@@ -118,6 +119,23 @@ def test_links_of_this_host_are_not_taken_for_those_of_a_simulated_machine(
     config.write_text(f"{HEAD}lldp: {{source: lldpd, command: [cat, /dev/null]}}\n")
     report = doctor.examine(doctor.DoctorOptions(root, config))
     assert not [one for one in report.findings if one.key.startswith("lldp_")]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MACHINES.glob("*.yaml")))
+def test_what_the_nics_lack_is_told_once_and_not_as_an_entry_without_devices(
+    name: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "r"
+    Machine.load(name).write(root)
+    (root / "dev/infiniband/rdma_cm").unlink()
+    for vf in (path.parent for path in (root / "sys/bus/pci/devices").glob("*/physfn")):
+        for address in vf.glob("net/*/address"):
+            address.write_text("00:00:00:00:00:00\n")
+    found = doctor.examine(doctor.DoctorOptions(root)).findings
+    assert "rdma_cm_missing" in {it.key for it in found}
+    assert len([it for it in found if "rdma_cm" in it.what]) == 1
+    assert len([it for it in found if "MAC address" in it.what]) == 1
+    assert "config_idle" not in {it.key for it in found}
 
 
 @pytest.mark.parametrize("form", capabilities.FORMS, ids=lambda form: form.name)

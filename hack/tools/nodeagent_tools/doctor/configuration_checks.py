@@ -48,6 +48,11 @@ TOPIC = Topic(
             "correct its `select`, or remove the entry on nodes of this type; `nodeagent scan` shows the "
             "devices",
         ),
+        "config_undivided": Advice(
+            "Claims for MIG devices of this GPU stay Pending: the driver shows its places only to a program that may "
+            "configure MIG.",
+            "apply `overlays/mig-claims` (`migClaims.enabled` of the chart), or take the entry of kind mig out",
+        ),
     },
 )
 
@@ -95,5 +100,8 @@ def findings(
             yield TOPIC.fix("config_short", trouble.message)
         elif trouble.key == "slices":
             yield TOPIC.note("config_slices", trouble.message)
-        else:
+        elif trouble.key == "idle":
             yield TOPIC.note("config_idle", trouble.message)
+        elif trouble.key == "undivided":
+            yield TOPIC.note("config_undivided", trouble.message)
+        # The others are about hardware, and the checks of the NICs find them too.
