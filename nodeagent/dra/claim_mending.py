@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_preparation import renewed
 from nodeagent.dra.offered import DraOffer
-from nodeagent.dra.prepared_claim import PreparedClaim, is_outdated
+from nodeagent.dra.prepared_claim import PreparedClaim, gone_device, is_outdated
 from nodeagent.kinds import Refused, ascii_name
 
 if TYPE_CHECKING:
@@ -84,13 +84,16 @@ class ClaimMending:
 
 
 def with_present_nodes(record: PreparedClaim, offer: DraOffer) -> PreparedClaim:
-    """Return the record with the device nodes that its devices have now. Raises ``Refused`` if they cannot be given,
-    and those of the record are not theirs."""
+    """Return the record with the device nodes that its devices have now. Raises ``Refused`` if a device is gone, or if
+    the nodes cannot be given, and those of the record are not theirs."""
+    known_pools = {pool for pool, devices in offer.current.pools.items() if devices is not None}
+    gone = gone_device(record, offer.snapshot, known_pools)
+    if gone is not None:
+        raise Refused(f"the device {ascii_name(gone)} of the claim is not there any more")
     outdated = is_outdated(record, offer.snapshot)
     if not outdated and all(device.amount for device in record.devices):
         return record
     try:
-        known_pools = {pool for pool, devices in offer.current.pools.items() if devices is not None}
         current = renewed(record, offer.current.known(), offer.snapshot, known_pools)
     except Refused as refusal:
         if not outdated:
