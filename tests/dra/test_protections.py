@@ -183,6 +183,11 @@ TABLE = (
         "dra/test_vf_devices.py::test_a_vf_is_not_shared_and_many_are_in_several_slices",
     ),
     Protection(
+        "A held device whose ID no kind of ours makes is another plugin's",
+        "cluster/test_affected_devices.py::test_a_device_of_another_plugin_under_our_name_is_none_of_ours",
+        "the record of a claim names devices of this driver alone",
+    ),
+    Protection(
         "A rail keeps its number",
         "kinds/test_rail_numbers.py::test_a_known_card_never_changes_its_rail",
         "dra/test_vf_devices.py::test_a_rail_keeps_its_number_over_a_restart_without_the_nic_before_it",
