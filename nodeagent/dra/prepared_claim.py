@@ -154,6 +154,19 @@ def gone_device(record: PreparedClaim, snapshot: Snapshot, known_pools: Collecti
     return None
 
 
+def has_other_names(record: PreparedClaim, snapshot: Snapshot) -> bool:
+    """Whether the device-info files of the claim name other RDMA devices than its VFs have. Not while the host sees
+    none of one of them: it may be in the network namespace of a pod."""
+    now = {it.pci_address: it.rdma for it in snapshot.functions}
+    names: list[tuple[str, str | None]] = []
+    for info in record.device_info:
+        pci = msgspec.json.decode(info.text).get("pci", {})
+        if given := pci.get("rdma-device"):
+            rdma = now.get(pci.get("pci-address"))
+            names.append((given, rdma.device if rdma else None))
+    return all(has for _, has in names) and any(given != has for given, has in names)
+
+
 def _nodes(function: Function) -> set[str]:
     """The device nodes of this function alone; those of a vfio group may be of several."""
     rdma = function.rdma

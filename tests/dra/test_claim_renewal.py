@@ -214,6 +214,31 @@ async def test_health_and_a_device_in_the_pods_namespace_change_nothing(prepared
         assert prepared.spec.read_text() == text
 
 
+async def test_a_container_gets_the_name_that_the_rdma_device_of_its_vf_has_now(prepared: Prepared) -> None:
+    """udev renames RDMA devices after a driver is loaded again, and the device node may be the same."""
+    renamed = replace(
+        BEFORE,
+        functions=tuple(
+            replace(it, rdma=replace(it.rdma, device=f"rocep{it.rdma.device}"))
+            if it.rdma and it.parent
+            else it
+            for it in BEFORE.functions
+        ),
+    )
+    info = prepared.folder / "devinfo"
+    before = [path.read_text() for path in sorted(info.iterdir())]
+    assert any('"mlx5_10"' in text for text in before)
+    publish(prepared.offer, renamed)
+    await prepared.mending.mend()
+    after = [path.read_text() for path in sorted(info.iterdir())]
+    assert any('"rocepmlx5_10"' in text for text in after)
+    assert not any('"mlx5_10"' in text for text in after)
+    assert prepared.nodes() == ["/dev/infiniband/uverbs10"]
+    publish(prepared.offer, BEFORE)
+    await prepared.mending.mend()
+    assert [path.read_text() for path in sorted(info.iterdir())] == before
+
+
 async def test_files_that_were_wiped_under_a_running_agent_are_there_again(prepared: Prepared) -> None:
     text = prepared.spec.read_text()
     shutil.rmtree(prepared.folder / "cdi")
