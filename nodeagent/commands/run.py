@@ -10,6 +10,7 @@ import os
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     GOOD,
+    USAGE,
     Add,
     address,
     config_option,
@@ -17,6 +18,7 @@ from nodeagent.commands.options import (
     kubelet_dir_option,
     load,
 )
+from nodeagent.commands.terminal import note
 
 
 def add(add: Add) -> None:
@@ -45,6 +47,9 @@ def _run(options: argparse.Namespace) -> int:
     from nodeagent import agent
 
     config = load(options.config)
+    if not (options.root / "sys").exists():
+        note(f"{options.root} has no /sys: --root takes the root of a machine, a capture or a simulation")
+        return USAGE
     log_to_stderr(options.log_level or config.log.level, daemon=True)
     agent_options = agent.AgentOptions(
         options.root,

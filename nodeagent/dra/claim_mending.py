@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_preparation import renewed
 from nodeagent.dra.offered import DraOffer
-from nodeagent.dra.prepared_claim import PreparedClaim, is_outdated
+from nodeagent.dra.prepared_claim import PreparedClaim, gone_device, has_other_names, is_outdated
 from nodeagent.kinds import Refused, ascii_name
 
 if TYPE_CHECKING:
@@ -84,13 +84,17 @@ class ClaimMending:
 
 
 def with_present_nodes(record: PreparedClaim, offer: DraOffer) -> PreparedClaim:
-    """Return the record with the device nodes that its devices have now. Raises ``Refused`` if they cannot be given,
-    and those of the record are not theirs."""
+    """Return the record with the device nodes that its devices have now. Raises ``Refused`` if a device is gone, or if
+    the nodes cannot be given, and those of the record are not theirs."""
+    known_pools = {pool for pool, devices in offer.current.pools.items() if devices is not None}
+    gone = gone_device(record, offer.snapshot, known_pools)
+    if gone is not None:
+        raise Refused(f"the device {ascii_name(gone)} of the claim is not there any more")
     outdated = is_outdated(record, offer.snapshot)
-    if not outdated and all(device.amount for device in record.devices):
+    renamed = has_other_names(record, offer.snapshot)
+    if not (outdated or renamed) and all(device.amount for device in record.devices):
         return record
     try:
-        known_pools = {pool for pool, devices in offer.current.pools.items() if devices is not None}
         current = renewed(record, offer.current.known(), offer.snapshot, known_pools)
     except Refused as refusal:
         if not outdated:
@@ -100,7 +104,10 @@ def with_present_nodes(record: PreparedClaim, offer: DraOffer) -> PreparedClaim:
         ) from None
     if current == record:
         return record
-    log.warning("The device nodes of a claim have changed. claim=%s", _named(record))
+    log.warning(
+        "The device nodes of a claim, or the names of its RDMA devices, have changed. claim=%s",
+        _named(record),
+    )
     return current
 
 

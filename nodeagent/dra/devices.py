@@ -24,6 +24,8 @@ from nodeagent.kinds.mig import MigPlaces
 from nodeagent.kinds.vf import VfPool
 
 GPU, MIG, NIC = "gpu", "mig", "nic"
+SOURCES = {GPU: "gpus", MIG: "gpus", NIC: "pci"}
+"""The source of the facts of each pool."""
 _LABEL_MAX = 63  # characters of a DNS label (RFC 1123), which the name of a device is
 
 

@@ -6,11 +6,11 @@ A record holds everything that answers a repeated Prepare and that Unprepare nee
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from nodeagent.dra.devices import GPU, MIG
+from nodeagent.dra.devices import GPU, MIG, SOURCES
 from nodeagent.facts.allocation import DeviceInfo
 from nodeagent.facts.cdi import ContainerEdits
 from nodeagent.facts.model import (
@@ -136,6 +136,35 @@ def is_outdated(record: PreparedClaim, snapshot: Snapshot) -> bool:
             return True
         owners.setdefault(node, set()).add(gpu.uuid)
     return any(node in owners and owners[node].isdisjoint(own) for node in given)
+
+
+def gone_device(record: PreparedClaim, snapshot: Snapshot, known_pools: Collection[str]) -> str | None:
+    """Return the PCI address of a VF, or the UUID of a GPU, that the claim uses and that is gone by the facts, if one
+    is. A source that cannot publish now is no evidence, nor is an absence from a pool that is not known. MIG devices
+    are looked for in the driver at each Prepare."""
+    stale = {entry.source for entry in snapshot.stale_sources}
+    missing = {it.pci_address: it.missing for it in snapshot.functions}
+    missing |= {gpu.uuid: gpu.lost for gpu in snapshot.gpus}
+    for device in record.devices:
+        if not device.amount or device.mig is not None or SOURCES[device.kind] in stale:
+            continue
+        for own in device.vfs or (device.uuid,):
+            if missing.get(own, device.kind in known_pools):
+                return own
+    return None
+
+
+def has_other_names(record: PreparedClaim, snapshot: Snapshot) -> bool:
+    """Whether the device-info files of the claim name other RDMA devices than its VFs have. Not while the host sees
+    none of one of them: it may be in the network namespace of a pod."""
+    now = {it.pci_address: it.rdma for it in snapshot.functions}
+    names: list[tuple[str, str | None]] = []
+    for info in record.device_info:
+        pci = msgspec.json.decode(info.text).get("pci", {})
+        if given := pci.get("rdma-device"):
+            rdma = now.get(pci.get("pci-address"))
+            names.append((given, rdma.device if rdma else None))
+    return all(has for _, has in names) and any(given != has for given, has in names)
 
 
 def _nodes(function: Function) -> set[str]:

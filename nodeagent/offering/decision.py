@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nodeagent.dra.devices import GPU, MIG, NIC, DraDevice
+from nodeagent.dra.devices import SOURCES, DraDevice
 from nodeagent.dra.offered import OfferedPools, held_by_claims, without_plugin_holders
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
@@ -16,8 +16,6 @@ from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.pci_source import PRODUCT_FILE
-
-_SOURCES = {GPU: "gpus", MIG: "gpus", NIC: "pci"}
 
 
 def decide(
@@ -80,7 +78,7 @@ def offered_pools(
     left_out: list[DraDevice] = []
     for name, members in by_pool.items():
         pools[name] = None
-        if all(inventory.has_published(source) for source in {_SOURCES[name]} | awaited):
+        if all(inventory.has_published(source) for source in {SOURCES[name]} | awaited):
             pools[name], held = without_plugin_holders(members, snapshot)
             left_out += held
     found = ((device, files.obstacle(device.kind, snapshot) or unwritable) for device in devices)

@@ -70,16 +70,23 @@ CASES: dict[str, dict[str, str]] = {
         "wrong": "--root MACHINE --config BAD",
     },
     "capture": {"good": "FOLDER --root MACHINE"},
-    "run": {"wrong": "--root MACHINE --config BAD"},
+    "run": {"wrong": "--root MACHINE --config BAD", "unknown": "--root NOWHERE"},
     "controller": {"wrong": "--fabric BAD"},
     "mps": {},
-    "demo": {"wrong": "--node a --faults x"},
+    "demo": {"wrong": "--node a --faults x", "unknown": "--machine nosuch", "few": "--nodes 0"},
 }  # fmt: skip
 
 
 def codes(verb: str, case: str) -> int:
     """The code in the table."""
-    return {"good": 0, "found": 1, "unknown": 2, "wrong": 2, "blind": 1 if VERBS[verb] is WRITES else 2}[case]
+    return {
+        "good": 0,
+        "found": 1,
+        "unknown": 2,
+        "wrong": 2,
+        "few": 2,
+        "blind": 1 if VERBS[verb] is WRITES else 2,
+    }[case]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.offered import OfferedPools
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, is_outdated
 from nodeagent.facts.cdi import ContainerEdits
-from nodeagent.facts.model import DeviceNode, Function, Gpu, Rdma, Snapshot
+from nodeagent.facts.model import DeviceNode, Function, Gpu, Rdma, Snapshot, StaleSource
 from nodeagent.kinds import Refused
 from tests.support.dra_node import (
     ClaimStore,
@@ -133,6 +134,60 @@ async def test_a_claim_whose_nodes_are_others_and_whose_vf_has_none_is_refused(
     assert prepared.uid in prepared.claims.written
 
 
+def _without(facts: Snapshot, vf: str) -> Snapshot:
+    return replace(facts, functions=tuple(it for it in facts.functions if it.pci_address != vf))
+
+
+def _missing(facts: Snapshot, vf: str) -> Snapshot:
+    functions = (
+        replace(it, missing=True, rdma=None) if it.pci_address == vf else it for it in facts.functions
+    )
+    return replace(facts, functions=tuple(functions))
+
+
+def _lost(facts: Snapshot, _vf: str) -> Snapshot:
+    uuid = gpus_of(BEFORE)[0].gpu.uuid
+    return replace(facts, gpus=tuple(replace(it, lost=it.uuid == uuid) for it in facts.gpus))
+
+
+def _no_gpu(facts: Snapshot, _vf: str) -> Snapshot:
+    return replace(facts, gpus=())
+
+
+GONE = {"missing": _missing, "absent": _without, "lost": _lost, "no GPU": _no_gpu}
+
+
+@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
+async def test_a_claim_whose_device_is_gone_is_refused_until_it_is_back(
+    prepared: Prepared, gone: Callable[[Snapshot, str], Snapshot]
+) -> None:
+    """Nobody has its node number yet: the next device that comes gets it."""
+    before = prepared.claims.records[prepared.uid]
+    publish(prepared.offer, gone(BEFORE, before.devices[1].vfs[0]))
+    with pytest.raises(Refused, match="is not there any more"):
+        await prepared.prepare()
+    await prepared.mending.mend()
+    assert not prepared.spec.exists()
+    publish(prepared.offer, BEFORE)
+    await prepared.prepare()
+    assert prepared.nodes() == ["/dev/infiniband/uverbs10"]
+    assert prepared.claims.records[prepared.uid] == before
+
+
+@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
+async def test_a_source_that_fails_or_has_not_published_refuses_no_claim(
+    prepared: Prepared, gone: Callable[[Snapshot, str], Snapshot]
+) -> None:
+    text = prepared.spec.read_text()
+    facts = gone(BEFORE, prepared.claims.records[prepared.uid].devices[1].vfs[0])
+    stale = tuple(StaleSource(source, "it does not answer") for source in ("gpus", "pci"))
+    publish(prepared.offer, replace(facts, stale_sources=stale))
+    await prepared.prepare()
+    prepared.offer.update(OfferedPools({"gpu": None, "nic": None}), Snapshot())
+    await prepared.mending.mend()
+    assert prepared.spec.read_text() == text
+
+
 async def test_a_new_agent_gives_no_stored_nodes_before_it_has_facts(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,11 +207,36 @@ async def test_health_and_a_device_in_the_pods_namespace_change_nothing(prepared
     """With RDMA's exclusive mode the host has no RDMA device of a VF that a pod has."""
     text = prepared.spec.read_text()
     hidden = replace(BEFORE, functions=tuple(replace(it, rdma=None) for it in BEFORE.functions))
-    for facts in (numbered(10, health=SICK), hidden, replace(BEFORE, functions=(), gpus=())):
+    for facts in (numbered(10, health=SICK), hidden):
         publish(prepared.offer, facts)
         await prepared.prepare()
         await prepared.mending.mend()
         assert prepared.spec.read_text() == text
+
+
+async def test_a_container_gets_the_name_that_the_rdma_device_of_its_vf_has_now(prepared: Prepared) -> None:
+    """udev renames RDMA devices after a driver is loaded again, and the device node may be the same."""
+    renamed = replace(
+        BEFORE,
+        functions=tuple(
+            replace(it, rdma=replace(it.rdma, device=f"rocep{it.rdma.device}"))
+            if it.rdma and it.parent
+            else it
+            for it in BEFORE.functions
+        ),
+    )
+    info = prepared.folder / "devinfo"
+    before = [path.read_text() for path in sorted(info.iterdir())]
+    assert any('"mlx5_10"' in text for text in before)
+    publish(prepared.offer, renamed)
+    await prepared.mending.mend()
+    after = [path.read_text() for path in sorted(info.iterdir())]
+    assert any('"rocepmlx5_10"' in text for text in after)
+    assert not any('"mlx5_10"' in text for text in after)
+    assert prepared.nodes() == ["/dev/infiniband/uverbs10"]
+    publish(prepared.offer, BEFORE)
+    await prepared.mending.mend()
+    assert [path.read_text() for path in sorted(info.iterdir())] == before
 
 
 async def test_files_that_were_wiped_under_a_running_agent_are_there_again(prepared: Prepared) -> None:

@@ -63,11 +63,6 @@ TABLE = (
         f"{POOLS}::test_a_lost_gpu_and_a_missing_nic_are_tainted_and_stay_published",
     ),
     Protection(
-        "A held device whose ID no kind of ours makes is another plugin's",
-        "kubelet/test_rival_plugin.py::test_the_devices_of_the_other_plugin_do_not_come_on_our_list",
-        "the kubelet asks a driver to prepare claims that name the driver; it hears of no other driver's devices",
-    ),
-    Protection(
         "Serve before Register",
         f"{REGISTRATION}::test_every_resource_is_registered_and_listed",
         f"{DRIVER}::test_a_removed_socket_comes_back",
@@ -186,6 +181,11 @@ TABLE = (
         "A device list fits into 3 MiB",
         "kinds/test_device_list_size.py::test_the_smallest_slice_fits_and_one_less_does_not",
         "dra/test_vf_devices.py::test_a_vf_is_not_shared_and_many_are_in_several_slices",
+    ),
+    Protection(
+        "A held device whose ID no kind of ours makes is another plugin's",
+        "cluster/test_affected_devices.py::test_a_device_of_another_plugin_under_our_name_is_none_of_ours",
+        "the record of a claim names devices of this driver alone",
     ),
     Protection(
         "A rail keeps its number",

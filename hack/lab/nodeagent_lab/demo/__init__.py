@@ -83,6 +83,9 @@ def _demo(options: argparse.Namespace) -> int:
     from nodeagent_lab.demo import shows
 
     _check_model(options.machine)
+    if options.nodes is not None and (fault := _fault_of(options.nodes)):
+        print(f"nodeagent: {fault}", file=sys.stderr)
+        return USAGE
     if options.unit_nodes < 1:
         print("nodeagent: --unit-nodes must be 1 or more", file=sys.stderr)
         return USAGE
@@ -114,12 +117,22 @@ def _demo(options: argparse.Namespace) -> int:
     )
 
 
+def _fault_of(nodes: int) -> str | None:
+    from nodeagent_lab.demo.fabric_show import fault_of
+
+    return fault_of(nodes)
+
+
 def _check_model(machine: str) -> None:
-    """Raises ``UserFileError`` for a file that is no machine model."""
+    """Raises ``UserFileError`` for a name of no machine, and for a file that is no machine model."""
     from nodeagent.commands import user_files
     from nodeagent_lab.sim.machine import ModelError, blueprint
 
     if not blueprint.is_file(machine):
+        try:
+            blueprint.load(machine)
+        except ModelError as error:
+            raise user_files.UserFileError(machine, str(error), "the name of a machine, or a file") from error
         return
     expected = "a machine model; nodeagent_lab/sim/machines has examples"
     content = user_files.read(machine, expected, MODEL_MAX)

@@ -45,12 +45,17 @@ _FOREIGN = 'nodeagent_fabric_anomalies{kind="foreign-leaf"}'
 _LEADER = "nodeagent_controller_leader"
 
 
+def fault_of(nodes: int) -> str | None:
+    """Return why a fabric of this number of nodes makes no demo, or ``None``."""
+    if NODES_MIN <= nodes <= NODES_MAX:
+        return None
+    return f"{nodes} nodes are too few or too many for the demo: give --nodes {NODES_MIN} to {NODES_MAX}"
+
+
 def fabric_of(machine: str, nodes: int) -> Fabric:
     """A fabric of ``nodes`` such machines. Raises ``DemoError`` for a number or a machine that makes no demo."""
-    if not NODES_MIN <= nodes <= NODES_MAX:
-        raise DemoError(
-            f"{nodes} nodes are too few or too many for the demo: give --nodes {NODES_MIN} to {NODES_MAX}"
-        )
+    if fault := fault_of(nodes):
+        raise DemoError(fault)
     fabric = Fabric(nodes, model := Machine.load(machine))
     if len(fabric.rails) < 2:
         raise DemoError(f"{model.model.name} has fewer than two NICs with VFs")

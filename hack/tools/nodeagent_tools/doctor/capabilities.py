@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.agent_config import Config
+from nodeagent.base import kept_changes
 from nodeagent.base.file_writing import nearest_folder, unwritable_because
 from nodeagent.base.kept_changes import lost_because
 from nodeagent.base.stored_file import StoredFile, StoredForm
@@ -20,6 +21,7 @@ from nodeagent.host.kmsg import KernelLog, KernelLogError
 from nodeagent.host.sysfs import Tree
 from nodeagent.kubelet import grown_requests, rail_memory, slice_sizes
 from nodeagent.kubelet.device_info import DEVICE_INFO
+from nodeagent.sharing import gpu_accounting
 from nodeagent.sources import infiniband_source, lldp_source, remembered_gpus
 from nodeagent.sources.cordons_file import FORM as CORDONS
 from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, shortened
@@ -93,6 +95,8 @@ FORMS: tuple[StoredForm[Any], ...] = (
     remembered_gpus.FORM,
     lldp_source.FORM,
     infiniband_source.FORM,
+    gpu_accounting.FORM,
+    kept_changes.FORM,
 )
 
 # include/uapi/linux/capability.h
