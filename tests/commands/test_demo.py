@@ -156,7 +156,7 @@ def running(word: str) -> list[str]:
 
 def test_too_few_nodes_are_an_error():
     done = demo("--nodes", "3", "--once")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == "nodeagent: 3 nodes are too few or too many for the demo: give --nodes 4 to 2048\n"
 
 
