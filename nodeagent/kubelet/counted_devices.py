@@ -68,17 +68,17 @@ class Comparison:
             return Verdict.NONE
         return Verdict.DOUBT if counted <= known and now - since < OWN_IDS_S else Verdict.OTHERS
 
-    def judge_taken(self, counted: frozenset[str], healthy: frozenset[str], sent: frozenset[str]) -> Verdict:
+    def judge_taken(self, counted: frozenset[str], sent: frozenset[str]) -> Verdict:
         """Of a name whose stream is silent: ``OTHERS`` while devices are counted, ``NONE`` when they are gone for good.
-        ``OURS`` if they are the ``healthy`` ones of our list, or of the list that was ``sent`` last: the kubelet was
-        slow.
+        ``OURS`` if they are the healthy ones of the list that was ``sent`` last: the kubelet was slow. Our present list
+        proves nothing: it changes without a message, and may become what the other plugin has.
 
         A plugin that restarts is back before the second look. One whose devices are all Unhealthy looks like one that
         has ended.
         """
         if counted:
             self._before = None
-            return Verdict.OURS if counted in (healthy, sent) else Verdict.OTHERS
+            return Verdict.OURS if counted == sent else Verdict.OTHERS
         before, self._before = self._before, (0, counted, 0.0)
         return Verdict.DOUBT if before is None else Verdict.NONE
 

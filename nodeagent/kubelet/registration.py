@@ -12,7 +12,7 @@ below follow from the kubelet's own source:
   streams end, and the kubelet gets a moment before the new registration.
 * Another plugin may register our name, and the kubelet does not say so. ``counted_devices`` sees it. Then our stream
   stays open, because its end would disconnect the other plugin, and silent: a message would replace the list of the
-  plugin that the kubelet asks. Once the other has ended, we register again. If it counts our list, we have the name.
+  plugin that the kubelet asks. Once the other has ended, we register again. If it counts what we sent last, we have the name.
 """
 
 from __future__ import annotations
@@ -379,10 +379,8 @@ class _Resource:
 
     def observe(self, counted: frozenset[str], asked_at: float) -> bool:
         """Take the healthy devices that the kubelet counts under this name. Return whether a second look decides."""
-        devices = self.plugin.device_list.devices
-        healthy = _healthy(devices)
         if self.state.taken:  # the stream is silent
-            verdict = self.comparison.judge_taken(counted, healthy, _healthy(self.plugin.sent))
+            verdict = self.comparison.judge_taken(counted, _healthy(self.plugin.sent))
             if verdict is Verdict.NONE:
                 self.dropped = "the other plugin of this name has ended"
             elif verdict is Verdict.OURS:
@@ -390,6 +388,8 @@ class _Resource:
                 self.plugin.speak()
                 log.info("The kubelet counts our devices again. resource=%s", self.plugin.resource)
             return verdict is Verdict.DOUBT
+        devices = self.plugin.device_list.devices
+        healthy = _healthy(devices)
         known = frozenset(id_ for entry in devices for id_ in entry.ids) if counted != healthy else healthy
         verdict = self.comparison.judge(counted, healthy, known, self.plugin.device_list.revision, asked_at)
         if verdict is Verdict.OTHERS:

@@ -235,8 +235,7 @@ async def test_a_name_taken_by_mistake_is_ours_when_the_kubelet_has_caught_up() 
         assert not any(update.repeated for update in w.kubelet.updates)
 
 
-async def test_a_name_is_ours_when_the_kubelet_counts_what_we_would_send() -> None:
-    """It was two messages behind, and the second took back the first."""
+async def test_a_kubelet_that_counts_what_we_would_send_and_have_not_sent_is_another_plugins() -> None:
     async with a_slow_kubelet() as (w, counts):
         w.plugins.update([Lamps(A, 3), Lamps(B)], Snapshot())
         await w.offered(A, 3)
@@ -245,8 +244,29 @@ async def test_a_name_is_ours_when_the_kubelet_counts_what_we_would_send() -> No
         assert status(w).taken
         w.plugins.update([Lamps(A), Lamps(B)], Snapshot())
         counts(50, "01")
+        assert status(w).taken
+        counts(70, "012")  # it has caught up
         assert status(w).registered
         await w.offered(A, 2)
+
+
+async def test_a_change_of_our_list_does_not_replace_that_of_a_plugin_with_some_of_our_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Our list became that of the other plugin, so the name was ours, and the next message replaced its list."""
+    monkeypatch.setattr(counted_devices, "OWN_IDS_S", 0.1)
+    async with contested() as (w, rival):
+        rival.say([device("a-0")])
+        await until(lambda: status(w).taken)
+        messages = len(w.kubelet.updates)
+        w.plugins.update([Lamps(A, 1), Lamps(B)], Snapshot())
+        for _ in range(2):
+            await look(w)
+        assert status(w).taken
+        w.plugins.update([Lamps(A, 2), replace(Lamps(B), health=DOWN)], Snapshot())
+        await w.offered(B, 0)
+        assert status(w).taken
+        assert not any(update.resource == A for update in w.kubelet.updates[messages:])
 
 
 async def test_a_withdrawn_name_that_is_ours_again_ends() -> None:
@@ -339,10 +359,10 @@ def test_two_looks_decide() -> None:
     assert comparison.judge(others, ours, ours, 1, 20.0) is Verdict.DOUBT
     assert comparison.judge(others, ours, ours, 2, 23.0) is Verdict.OTHERS, "foreign IDs need no quiet list"
     comparison = Comparison()
-    assert comparison.judge_taken(none, ours, ours) is Verdict.DOUBT
-    assert comparison.judge_taken(others, ours, ours) is Verdict.OTHERS
-    assert comparison.judge_taken(none, ours, ours) is Verdict.DOUBT
-    assert comparison.judge_taken(none, ours, ours) is Verdict.NONE
+    assert comparison.judge_taken(none, ours) is Verdict.DOUBT
+    assert comparison.judge_taken(others, ours) is Verdict.OTHERS
+    assert comparison.judge_taken(none, ours) is Verdict.DOUBT
+    assert comparison.judge_taken(none, ours) is Verdict.NONE
 
 
 def test_some_of_our_ids_are_told_within_a_minute() -> None:
@@ -361,17 +381,16 @@ def test_a_new_message_of_ours_starts_the_time_again() -> None:
     assert verdicts == [Verdict.DOUBT] * 4 + [Verdict.OTHERS]
 
 
-def test_a_taken_name_is_ours_again_with_our_list_or_the_one_that_was_sent() -> None:
-    comparison, healthy, sent = Comparison(), frozenset("ab"), frozenset("abc")
+def test_a_taken_name_is_ours_again_with_the_list_that_was_sent() -> None:
+    comparison, sent = Comparison(), frozenset("abc")
     for counted, verdict in (
-        (healthy, Verdict.OURS),
         (sent, Verdict.OURS),
-        (frozenset("a"), Verdict.OTHERS),
+        (frozenset("ab"), Verdict.OTHERS),
         (frozenset("abcx"), Verdict.OTHERS),
     ):
-        assert comparison.judge_taken(counted, healthy, sent) is verdict
+        assert comparison.judge_taken(counted, sent) is verdict
     comparison, none = Comparison(), frozenset[str]()
-    assert comparison.judge_taken(none, none, none) is Verdict.DOUBT, (
+    assert comparison.judge_taken(none, none) is Verdict.DOUBT, (
         "a kubelet that dropped us counts none too"
     )
-    assert comparison.judge_taken(none, none, none) is Verdict.NONE
+    assert comparison.judge_taken(none, none) is Verdict.NONE
