@@ -202,6 +202,10 @@ class PreparedClaims:
         """Write files that were removed while no agent ran: the kubelet asks no more, and the claim's status waits."""
         if record.uid not in self.preparing and (record.uid not in self.written or record.mig_slots):
             try:
+                record = self.records[record.uid] = with_present_nodes(record, self._offer)
+            except Refused:  # ``claim_mending`` has said why, and writes them when the device is back
+                return
+            try:
                 await self._make(record)
                 await self.write(record)
             except (OSError, Unanswered, Refused) as error:

@@ -12,7 +12,8 @@ below follow from the kubelet's own source:
   streams end, and the kubelet gets a moment before the new registration.
 * Another plugin may register our name, and the kubelet does not say so. ``counted_devices`` sees it. Then our stream
   stays open, because its end would disconnect the other plugin, and silent: a message would replace the list of the
-  plugin that the kubelet asks. Once the other has ended, we register again. If it counts what we sent last, we have the name.
+  plugin that the kubelet asks. Once the other has ended, we register again. If it counts what we sent last, we have
+  the name.
 """
 
 from __future__ import annotations

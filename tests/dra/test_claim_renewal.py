@@ -168,6 +168,8 @@ async def test_a_claim_whose_device_is_gone_is_refused_until_it_is_back(
         await prepared.prepare()
     await prepared.mending.mend()
     assert not prepared.spec.exists()
+    await prepared.claims.compare()
+    assert not prepared.spec.exists(), "what the mending took away stays away"
     publish(prepared.offer, BEFORE)
     await prepared.prepare()
     assert prepared.nodes() == ["/dev/infiniband/uverbs10"]

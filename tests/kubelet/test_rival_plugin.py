@@ -390,7 +390,5 @@ def test_a_taken_name_is_ours_again_with_the_list_that_was_sent() -> None:
     ):
         assert comparison.judge_taken(counted, sent) is verdict
     comparison, none = Comparison(), frozenset[str]()
-    assert comparison.judge_taken(none, none) is Verdict.DOUBT, (
-        "a kubelet that dropped us counts none too"
-    )
+    assert comparison.judge_taken(none, none) is Verdict.DOUBT, "a kubelet that dropped us counts none too"
     assert comparison.judge_taken(none, none) is Verdict.NONE
