@@ -8,13 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hack.docs.doctor_findings import finding_tables
 from nodeagent.agent_config import Config
-from nodeagent.base.stored_file import StoredForm
 from nodeagent.cli import main
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent_lab.sim.machine import Machine
@@ -138,13 +136,26 @@ def test_what_the_nics_lack_is_told_once_and_not_as_an_entry_without_devices(
     assert "config_idle" not in {it.key for it in found}
 
 
-@pytest.mark.parametrize("form", capabilities.FORMS, ids=lambda form: form.name)
-def test_a_stored_file_of_no_bytes_is_broken(tmp_path: Path, form: StoredForm[Any]) -> None:
-    (tmp_path / form.name).touch()
+STORED = (*(form.name for form in capabilities.FORMS), "claims/0b5e1a52.json")
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_file_of_no_bytes_is_broken(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
     state = capabilities._state(Tree(tmp_path), "/")
-    assert list(state.broken) == [form.name]
+    assert list(state.broken) == [name]
     (found,) = capabilities._judge_state(state)
     assert found.key == "state_broken"
+
+
+def test_each_stored_file_that_the_documentation_names_is_looked_at() -> None:
+    first, *_ = (ROOT / "docs/stored-files.md").read_text().partition("Files for other programs")
+    named = set(re.findall(r"^\| `([\w/-]+\.json)`", first, re.MULTILINE)) - {
+        "claims/UID.json",
+        "cordons.json",
+    }
+    assert named == {form.name for form in capabilities.FORMS}
 
 
 def found_with(*, uid: int, kubelet: bool) -> list[Finding]:

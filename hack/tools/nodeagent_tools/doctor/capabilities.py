@@ -11,17 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from nodeagent.agent_config import Config
 from nodeagent.base import kept_changes
 from nodeagent.base.file_writing import nearest_folder, unwritable_because
 from nodeagent.base.kept_changes import lost_because
 from nodeagent.base.stored_file import StoredFile, StoredForm
+from nodeagent.dra import claim_files
 from nodeagent.health import state_file
 from nodeagent.host.kmsg import KernelLog, KernelLogError
 from nodeagent.host.sysfs import Tree
+from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kubelet import grown_requests, rail_memory, slice_sizes
 from nodeagent.kubelet.device_info import DEVICE_INFO
-from nodeagent.sharing import gpu_accounting
+from nodeagent.sharing import gpu_accounting, mps_files
 from nodeagent.sources import infiniband_source, lldp_source, remembered_gpus
 from nodeagent.sources.cordons_file import FORM as CORDONS
 from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, shortened
@@ -97,7 +101,23 @@ FORMS: tuple[StoredForm[Any], ...] = (
     infiniband_source.FORM,
     gpu_accounting.FORM,
     kept_changes.FORM,
+    StoredForm(
+        name=f"{MPS_FOLDER}/{mps_files.WANTED}",
+        type=mps_files.WantedDaemons,
+        content="list of the GPUs that need an MPS daemon",
+        loss="nodeagent mps keeps its daemons without a list",
+    ),
+    StoredForm(
+        name=f"{MPS_FOLDER}/{mps_files.STATES}",
+        type=mps_files.DaemonStates,
+        content="state of the MPS daemons",
+        loss="slices of their GPUs are Unhealthy",
+    ),
 )
+"""The files with a name of their own; ``_of_claims`` has those of claims."""
+
+CLAIMS = claim_files.FORM.name.partition("/")[0]
+"""The folder of the records of claims."""
 
 # include/uapi/linux/capability.h
 CAPABILITIES = {"NET_ADMIN": 12, "NET_RAW": 13, "SYSLOG": 34}
@@ -164,12 +184,19 @@ def _kernel_log() -> str | None:
 
 def _state(tree: Tree, folder: str) -> StateDirectory:
     place = tree.path(folder)
-    files: list[StoredFile[Any]] = [StoredFile(place, form) for form in (*FORMS, CORDONS)]
+    forms = (*FORMS, *_of_claims(place), CORDONS)
+    files: list[StoredFile[Any]] = [StoredFile(place, form) for form in forms]
     for file in files:
         file.read()
     *others, cordons = files
     broken = {file.form.name: file.unreadable for file in others if file.unreadable is not None}
     return StateDirectory(folder, _unwritable(place), broken, cordons.unreadable)
+
+
+def _of_claims(place: Path) -> Iterator[StoredForm[Any]]:
+    """The records of the prepared claims: one file for each, whose name is the UID of the claim."""
+    for path in sorted((place / CLAIMS).glob("*.json")):
+        yield structs.replace(claim_files.FORM, name=f"{CLAIMS}/{path.name}")
 
 
 def written(config: Config) -> tuple[str, ...]:
