@@ -28,7 +28,8 @@ SHOWS = Codes(
     "show or print",
     "it is shown",
     "-",
-    "it could not look (no cluster, a driver that does not answer, a name that does not exist), or wrong usage",
+    "it could not look (no cluster, a driver that does not answer, a copy of a machine where no frame arrives, a name "
+    "that does not exist), or wrong usage",
 )
 WRITES = Codes(
     "write",

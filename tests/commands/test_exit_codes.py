@@ -19,7 +19,7 @@ import yaml
 
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import PAGE, parsers
-from nodeagent.commands.exit_codes import LOOKS, RUNS, VERBS, WRITES, table
+from nodeagent.commands.exit_codes import LOOKS, RUNS, SHOWS, VERBS, WRITES, table
 from nodeagent_lab.sim.machine import Machine
 from tests.commands.test_cabling import hall, write
 from tests.commands.test_maintain import cluster, work
@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, str]] = {
     "config check": {"good": "CONFIG", "found": "BAD", "blind": "NOWHERE"},
     "health": {"good": "--root MACHINE", "unknown": "nic99 --root MACHINE"},
     "scan": {"good": "--root MACHINE"},
-    "neighbors": {"good": "--root MACHINE"},
+    "neighbors": {"good": "--root INFINIBAND", "blind": "--root MACHINE"},
     "gpus": {"good": "--root MACHINE"},
     "history": {"blind": "--root EMPTY"},
     "vfs show": {"good": "--root MACHINE"},
@@ -93,6 +93,7 @@ def codes(verb: str, case: str) -> int:
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("places")
     Machine.load("two-gpu-two-nic").write(folder / "machine")
+    Machine.load("dgx-h100-infiniband").write(folder / "infiniband")
     (folder / "empty").mkdir()
     files = {
         "BAD": "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresorces: []\n",
@@ -103,7 +104,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (folder / name).write_text(text)
     named = {name: str(folder / name) for name in (*files, "NOWHERE", "FOLDER")}
     named["HALL"] = str(write(folder / "hall.json", hall().reports()))
-    return {**named, "MACHINE": str(folder / "machine"), "EMPTY": str(folder / "empty")}
+    return {**named, **{it: str(folder / it.lower()) for it in ("MACHINE", "INFINIBAND", "EMPTY")}}
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -143,6 +144,8 @@ def test_a_verb_ends_as_its_row_says(
     assert code == codes(verb, case), said.err
     if code == 2:
         assert said.err or said.out, "it says why"
+    if case == "blind" and VERBS[verb] is SHOWS:
+        assert not said.out, "an empty list would say that there is nothing"
 
 
 @pytest.mark.parametrize(
