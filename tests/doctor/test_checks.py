@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -25,9 +26,11 @@ from nodeagent.facts.model import (
 )
 from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import UmadReason
 from nodeagent.infiniband.asking import IbPortState
 from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
+from nodeagent.kubelet import rail_memory
 from nodeagent.lldp.link_remarks import LinkSide
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.ib_ports import IbPort
@@ -54,6 +57,7 @@ from nodeagent_tools.doctor.dra_checks import DraFacts, ForeignDevice, Published
 from nodeagent_tools.doctor.driver_process import DriverAnswer
 from nodeagent_tools.doctor.finding import Finding
 from nodeagent_tools.doctor.rbac import NEEDED_RIGHTS
+from nodeagent_tools.doctor.reads import Target
 
 
 def config(text: str = "") -> Config:
@@ -520,12 +524,38 @@ def of_node(**fields: object) -> Iterable[Finding]:
 
 
 def phantoms_of(
-    allocatable: dict[str, str], offered: dict[str, tuple[str, ...]] | None = None, *, locked: bool = True
+    allocatable: dict[str, str],
+    offered: dict[str, tuple[str, ...]] | None = None,
+    *,
+    locked: bool = True,
+    earlier: Collection[str] = (),
 ) -> list[Finding]:
     """Of a Node with these resources, while the agent offers slices alone."""
     kubelet = replace(SERVING, offered={} if offered is None else offered, locked=locked)
     cluster = replace(GOOD_CLUSTER, node=replace(GOOD_NODE, allocatable=allocatable))
-    return list(cluster_checks.phantoms(cluster, kubelet, SLICES_ONLY, SNAPSHOT))
+    return list(cluster_checks.phantoms(cluster, kubelet, SLICES_ONLY, SNAPSHOT, earlier=earlier))
+
+
+def test_devices_under_an_earlier_prefix_are_named_as_far_as_the_agent_remembers_it(tmp_path: Path) -> None:
+    (tmp_path / "slices.json").write_text('{"old.example.com/gpu-mem": 1024, "bare": 1024}')
+    (tmp_path / "rails.json").write_text(
+        f'{{"version": {rail_memory.FORM.version}, "names": {{"other.example.com/nic0": ["0000:18:00.1"]}}}}'
+    )
+    config = structs.replace(DEFAULT, health=structs.replace(DEFAULT.health, state_directory="/"))
+    target = Target(Tree(tmp_path), config, recorded=True, kubelet_dir=None)
+    earlier = nic_checks.read_stored(target).prefixes
+    assert earlier == {"old.example.com", "other.example.com"}
+    node = {
+        "old.example.com/nic0": "8",
+        "other.example.com/nic0": "4",
+        "third.example.com/x": "1",
+        "cpu": "96",
+    }
+    assert [it.what.partition(":")[0] for it in phantoms_of(node, earlier=earlier)] == [
+        "old.example.com/nic0",
+        "other.example.com/nic0",
+    ]
+    assert not phantoms_of(node)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from nodeagent.agent_config import Config
 from nodeagent.commands.options import KUBELET_DIR
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.offering.offer import Offer
 from nodeagent.sources import host_paths
 from nodeagent_tools.doctor import (
@@ -242,7 +241,7 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
     if cluster.error is None and cluster.hung_s is None:
         yield from cluster_checks.findings(cluster.value, config, snapshot, stored.numbering)
-        yield from _node(cluster.value, outcomes["kubelet"].value, config, snapshot, stored.numbering)
+        yield from _node(cluster.value, outcomes["kubelet"].value, config, snapshot, stored)
     for name, outcome in outcomes.items():
         if outcome.hung_s is not None:
             yield DOCTOR.fix("check_hung", f"{name}: no answer within {outcome.hung_s:g} s")
@@ -259,10 +258,11 @@ def _node(
     kubelet: kubelet_checks.KubeletFacts | None,
     config: Config,
     snapshot: Snapshot | None,
-    numbering: Numbering,
+    stored: StoredNics,
 ) -> Iterator[Finding]:
     """Compare the cluster's view of this node with the kubelet and the machine."""
-    yield from cluster_checks.phantoms(facts, kubelet, config, snapshot, numbering)
+    numbering = stored.numbering
+    yield from cluster_checks.phantoms(facts, kubelet, config, snapshot, numbering, stored.prefixes)
     if facts is not None and facts.dra is not None:
         node = facts.node
         hardware = dra_checks.hardware_of(Offer(config, numbering), snapshot) if snapshot is not None else {}

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -146,7 +146,9 @@ TOPIC = Topic(
         "phantom_devices": Advice(
             "The kubelet drops a resource that no plugin serves once, five minutes after its end. If the API server is "
             "away then, the Node keeps the devices for ever, also over a restart of the kubelet: the scheduler sends "
-            "pods that the kubelet refuses (UnexpectedAdmissionError).",
+            "pods that the kubelet refuses (UnexpectedAdmissionError). Looked at are names with the present "
+            "resourcePrefix, and with earlier ones that slices.json or rails.json remembers; an earlier one of VFs alone "
+            "is forgotten with their last pod.",
             "remove the resource from `status.capacity` and `status.allocatable` of the Node (`kubectl edit node NAME "
             "--subresource=status`); the kubelet does not write it again",
         ),
@@ -622,16 +624,17 @@ def phantoms(
     config: Config,
     snapshot: Snapshot | None,
     numbering: Numbering = MappingProxyType({}),
+    earlier: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Our resources that the Node has and the kubelet does not: it lists each healthy device. Only names with our
-    prefix: other programs write resources without a kubelet's device."""
+    prefix, or with one of the ``earlier`` ones: other programs write resources without a kubelet's device."""
     listed = kubelet.offered if kubelet is not None else None
     if kubelet is None or listed is None or facts is None or facts.node is None or snapshot is None:
         return
-    ours = prefix(config, snapshot.product)
+    ours = {prefix(config, snapshot.product), *earlier}
     served = {kind.resource for kind in Offer(config, numbering).kinds(snapshot)} if kubelet.locked else set()
     for name, amount in sorted(facts.node.allocatable.items()):
-        counted = name.rpartition("/")[0] == ours and quantity(amount) != 0
+        counted = name.rpartition("/")[0] in ours and quantity(amount) != 0
         if counted and not listed.get(name) and name not in served:
             yield TOPIC.fix(
                 "phantom_devices",

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.stored_file import StoredFile
 from nodeagent.config.formats import index_range
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function
@@ -25,6 +26,7 @@ from nodeagent.kinds.hardware_selection import offers_vfs_of, selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kinds.vf import suits
+from nodeagent.kubelet import slice_sizes
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.sources.host_paths import RDMA_CM
 from nodeagent.sources.machine_access import permanent_macs
@@ -492,17 +494,22 @@ class StoredNics:
     """The rails that the agent of this node has stored: with them the doctor numbers the NICs as the agent does.
 
     ``known`` are the NICs of an earlier agent as missing, ``macs`` the permanent MAC addresses by PCI address, which
-    are ``None`` for a recorded machine: there the current ones are used."""
+    are ``None`` for a recorded machine: there the current ones are used. ``prefixes`` are those of the names under
+    which it has offered devices, as far as its files remember."""
 
     numbering: Numbering = field(default_factory=dict)
     known: PciFacts = field(default_factory=PciFacts)
     macs: Mapping[str, str | None] | None = None
+    prefixes: frozenset[str] = frozenset()
 
 
 def read_stored(target: Target) -> StoredNics:
-    rails = RailMemory(target.tree.path(target.config.health.state_directory))
+    folder = target.tree.path(target.config.health.state_directory)
+    rails = RailMemory(folder)
+    names = (*rails.content.names, *(StoredFile(folder, slice_sizes.FORM).read() or {}))
+    prefixes = frozenset(name.rpartition("/")[0] for name in names) - {""}
     macs = None if target.recorded else permanent_macs(target.tree)
-    return StoredNics(rails.content.numbering, rails.known_nics(target.config.resources), macs)
+    return StoredNics(rails.content.numbering, rails.known_nics(target.config.resources), macs, prefixes)
 
 
 def completed(facts: PciFacts, stored: StoredNics) -> PciFacts:
