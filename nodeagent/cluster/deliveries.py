@@ -28,7 +28,7 @@ class Delivery:
         """The server answers, and refuses the request for good."""
         self.left_out: tuple[str, ...] = ()
         self.remark: str | None = None
-        """What else is to be told about the part, for ``/readyz``."""
+        """A sentence about the part that is no failed write, for ``/readyz``."""
         self.results: Counter[str] = Counter()
         """Writes by result: ``ok``, ``refused``, ``failed``, or ``conflict`` where another client was faster."""
         self.removed = 0

@@ -147,8 +147,8 @@ TOPIC = Topic(
             "The kubelet drops a resource that no plugin serves once, five minutes after its end. If the API server is "
             "away then, the Node keeps the devices for ever, also over a restart of the kubelet: the scheduler sends "
             "pods that the kubelet refuses (UnexpectedAdmissionError). Looked at are names with the present "
-            "resourcePrefix, and with earlier ones that slices.json or rails.json remembers; an earlier one of VFs alone "
-            "is forgotten with their last pod.",
+            "resourcePrefix, and with earlier ones that slices.json or rails.json remembers; one of VFs alone is "
+            "forgotten with their last pod.",
             "remove the resource from `status.capacity` and `status.allocatable` of the Node (`kubectl edit node NAME "
             "--subresource=status`); the kubelet does not write it again",
         ),
