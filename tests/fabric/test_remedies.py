@@ -16,7 +16,8 @@ from nodeagent.fabric.fabric_settings import FabricSelect, TierSettings
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import RAIL_KINDS, Anomaly, AnomalyKind
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, StaticGroup, Topology
-from tests.fabric.test_hall_faults import NOW, ROWS, Expected, Row, hall
+from tests.fabric.test_hall_faults import NOW, ROWS, Expected, Row, hall, own_dpus
+from tests.fabric.test_halls import ring
 from tests.fabric.test_nvlink_tier import tray
 from tests.support.fabrics import Cables, Cluster, End, links, rails
 from tests.support.halls import Hall
@@ -193,13 +194,12 @@ def undecidable() -> Case:
     }
     for node, (rail, end) in {**swapped, "su000-n000": (1, None)}.items():
         cables[node] = (*cables[node][:rail], end, *cables[node][rail + 1 :])
-    right = {node: row for node, row in rails(2, 2).items()}
     groups = tuple(
         StaticGroup(f"unit{unit}", tuple(f"su{unit:03}-leaf-r{rail}" for rail in range(8)))
         for unit in range(2)
     )
     kinds = (AnomalyKind.MISSING_RAIL, AnomalyKind.UNDECIDABLE)
-    return Case(kinds, reports(cables), reports(right), Topology(groups=groups))
+    return Case(kinds, reports(cables), reports(rails(2, 2)), Topology(groups=groups))
 
 
 def mixed_domains() -> Case:
@@ -212,22 +212,62 @@ def mixed_domains() -> Case:
     return Case((AnomalyKind.NVLINK_DOMAIN_MIXED,), wrong, right)
 
 
-def split_domain(listed: bool) -> Callable[[], Case]:
-    """One domain in two racks. Its cables are corrected, or all of its nodes are ``listed`` in one group."""
+def split_domain() -> Case:
+    """One domain in two racks, four nodes in each, whose nodes are all listed in one group."""
+    wrong = [tray(node, row, (1, 0)) for node, row in rails(2, 4, 4).items()]
+    return Case((AnomalyKind.NVLINK_DOMAIN_SPLIT,), wrong, wrong, listed(wrong))
+
+
+def tray_apart() -> Case:
+    """The cables of one node of a rack end in the switches of another one."""
+    cables = rails(2, 8, 4)
+    moved = "su000-n000"
+    away = {moved: tuple(End(f"su001-leaf-r{rail}", "swp99") for rail in range(4))}
+    wrong, right = (
+        [tray(node, row, (1 + int(node[2:5]), 0)) for node, row in each.items()]
+        for each in (cables | away, cables)
+    )
+    return Case((AnomalyKind.NVLINK_DOMAIN_SPLIT,), wrong, right)
+
+
+def listed(of: Iterable[NodeLinks], size: int = 1000) -> Topology:
+    """A topology file that lists the nodes in groups of this size."""
+    nodes = [report.node_name for report in of]
+    parts = [tuple(nodes[i : i + size]) for i in range(0, len(nodes), size)]
+    return Topology(groups=tuple(StaticGroup(f"group{i}", (), part) for i, part in enumerate(parts)))
+
+
+def without_leaves(of: Callable[[], Hall], size: int = 1000) -> Callable[[], Case]:
+    """Nothing is cabled anew; the nodes are listed."""
 
     def case() -> Case:
-        cables = rails(2, 4, 4)
-        wrong = [tray(node, row, (1, 0)) for node, row in cables.items()]
-        if listed:
-            file = Topology(groups=(StaticGroup("rack", (), tuple(cables)),))
-            return Case((AnomalyKind.NVLINK_DOMAIN_SPLIT,), wrong, wrong, file)
-        return Case(
-            (AnomalyKind.NVLINK_DOMAIN_SPLIT,),
-            wrong,
-            [tray(node, row, (1, 0)) for node, row in rails(1, 8, 4).items()],
-        )
+        wrong = of().reports()
+        return Case((AnomalyKind.NO_LEAVES,), wrong, wrong, listed(wrong, size))
 
     return case
+
+
+def nodes_in_a_ring() -> Hall:
+    made = Hall([["", ""]], 0)
+    nodes = [f"r00-n{number:02}" for number in range(48)]
+    made.unit = dict.fromkeys(nodes, 0)
+    for i, node in enumerate(nodes):
+        made.cables[node, 0], made.cables[node, 1] = nodes[i - 1], nodes[(i + 1) % len(nodes)]
+    return made
+
+
+def dpus() -> Hall:
+    made = hall()
+    own_dpus(made)
+    return made
+
+
+def told_by_the_node() -> Case:
+    """The plan of the node's own configuration has another port for a link that is as those of its neighbors."""
+    right = hall().reports()
+    first, *others = right
+    odd = [structs.replace(link, state="miscabled") if link.name == "rail2" else link for link in first.links]
+    return Case((AnomalyKind.MISCABLED,), [structs.replace(first, links=tuple(odd)), *others], right)
 
 
 RULES = structs.replace(NOW, tiers=TierSettings(nvlink="auto"))
@@ -243,7 +283,13 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "two units that may be one are listed, and their cables corrected": undecidable,
     "the GPUs of a node get one domain": mixed_domains,
-    "the nodes of a domain in two racks are listed": split_domain(True),
+    "the nodes of a domain in two racks are listed": split_domain,
+    "a node of a domain is cabled to the switches of its rack": tray_apart,
+    "the nodes of a ring of switches are listed": without_leaves(lambda: ring(5, 4), 10),
+    "the nodes of a chain of switches are listed": without_leaves(lambda: ring(24, 2, closed=False), 23),
+    "the nodes of a ring of nodes are listed": without_leaves(nodes_in_a_ring),
+    "nodes with DPUs are listed": without_leaves(dpus, 16),
+    "a link that its node calls miscabled is moved": told_by_the_node,
 }
 
 
@@ -256,6 +302,14 @@ def test_what_the_message_says_ends_the_anomaly_of_announcements(
     plan(of.first, cluster)
     assert tuple(sorted({odd.kind for odd in plan(of.wrong, cluster)})) == of.kinds
     assert after(of.right, cluster, published, RULES, of.file) == []
+
+
+def test_a_link_that_its_node_calls_miscabled_is_not_to_be_moved_to_where_it_is() -> None:
+    (odd,) = plan(told_by_the_node().wrong, Cluster(RULES))
+    assert odd.message == (
+        "su0-n00 itself reports rail2 as miscabled, at su0-leaf2: move this cable to the port of the node's cabling "
+        "plan, which `nodeagent health` on the node names"
+    )
 
 
 def test_each_kind_has_a_fault_whose_remedy_is_applied_or_a_reason() -> None:
