@@ -84,6 +84,8 @@ def explain_nics(
 
 def _not_given(nic: NicState, unknown: Collection[str]) -> tuple[str, ...]:
     counters = {name for rule, _ in nic.measure_all() if rule.key in unknown for name in rule.counters}
+    if nic.function.link_type != "infiniband":
+        counters = {name for name in counters if not name.startswith("ib_")}
     return tuple(sorted(name for name in counters if not nic.history.gives(name)))
 
 

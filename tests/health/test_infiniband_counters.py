@@ -195,3 +195,12 @@ def test_the_checksum_errors_of_ipoib_do_not_hide_those_of_the_port() -> None:
         bench.sample(Source.LINK, at=1001 + 15 * i, crc_errors=0, admin_up=1, carrier_down=0)
         bench.sample(Source.RDMA, at=1001 + 15 * i, rdma_port_active=1, ib_receive_errors=1000 * i)
     assert "crc_errors" in bench.reasons()
+
+
+def test_an_ethernet_nic_lacks_no_counter_of_infiniband() -> None:
+    bench = Bench(1).look().sample(Source.RDMA, at=1001, rdma_port_active=1)
+    missing = bench.explained()[0].not_given
+    assert "crc_errors" in missing
+    assert not [name for name in missing if name.startswith("ib_")]
+    missing = port().sample(Source.RDMA, at=1001, rdma_port_active=1).explained()[0].not_given
+    assert {"ib_recoveries", "ib_receive_errors"} <= {*missing}

@@ -50,6 +50,8 @@ CASES = [
     Case("fec_uncorrectable", S.FEC, {"fec_uncorrectable_blocks": 3}, {"fec_uncorrectable_blocks": 0}),
     Case("crc_errors", S.LINK, {"crc_errors": 200}, {"crc_errors": 0}),
     Case("crc_errors", S.STANDARD, {"crc_errors": 200}, {"crc_errors": 0}),
+    Case("link_recoveries", S.RDMA, {"ib_recoveries": 2}, {"ib_recoveries": 0}),
+    Case("link_symbol_errors", S.RDMA, {"ib_symbol_errors": 200}, {"ib_symbol_errors": 0}),
     Case("pause_storm", S.DRIVER, {"pause_storm_errors": 1}, {"pause_storm_errors": 0}),
     Case("host_stall", S.DRIVER, {"prio_tx_pause_seconds/3": 1.5}, {"prio_tx_pause_seconds/3": 0}),
     Case("pause_source", S.DRIVER, {"prio_tx_pause_seconds/3": 14}, {"prio_tx_pause_seconds/3": 0.5}),
