@@ -23,7 +23,7 @@ SERIES_MAX = 400
 class Curve(NamedTuple):
     """``parts`` are the samples that make it: of several keys (``name/key``) the sum, or the least. ``rate``: the
     change per second is shown. ``per``: the bits of the line divide it, as for a bit error ratio: the change of this
-    counter, and at least speed × time, as in the rule ``pre_fec_ber``. Many drivers count no such bits."""
+    counter, and at least its speed by the time, as in the rule ``pre_fec_ber``. Many drivers count no such bits."""
 
     name: str
     unit: str
