@@ -13,7 +13,7 @@ from nodeagent.agent_config import Config
 from nodeagent.base.supervise import end_tasks
 from nodeagent.commands.terminal import note
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Snapshot, StaleSource
+from nodeagent.facts.model import HostPaths, Snapshot, StaleSource
 from nodeagent.host.packet import may_receive
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
@@ -109,15 +109,21 @@ def _stored_offer(config: Config, root: Path) -> Offer:
 
 def known_kinds(offer: Offer, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
     """The resources, without those of devices that no source has given yet, and without names that may be wrong: they
-    have the name of the product, which is a fact of the source ``pci``."""
+    have the name of the product, which is a fact of the source ``pci``. Those whose containers lack something of the
+    host are left out, as an agent withholds them: a trouble says what is missing."""
     unknown = _unknown(snapshot)
     if "pci" in unknown and snapshot.product is None and offer.config.resource_prefix == "auto":
         return ()
-    return tuple(kind for kind in offer.kinds(snapshot) if kind.source not in unknown)
+    kinds = (kind for kind in offer.kinds(snapshot) if kind.source not in unknown)
+    return tuple(kind for kind in kinds if "paths" in unknown or kind.obstacle(snapshot) is None)
 
 
 def _unknown(snapshot: Snapshot) -> set[str]:
     """The sources that have failed and given no fact."""
     failed = {entry.source for entry in snapshot.stale_sources}
-    facts = {"pci": snapshot.functions, "gpus": snapshot.gpus}
+    facts = {
+        "pci": bool(snapshot.functions),
+        "gpus": bool(snapshot.gpus),
+        "paths": snapshot.paths != HostPaths(),
+    }
     return {source for source, known in facts.items() if source in failed and not known}
