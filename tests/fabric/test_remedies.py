@@ -27,7 +27,7 @@ SWAPPED = re.compile(r"swap it with the cable of (\S+)$")
 ENTRIES = re.compile(r"controller's file: (.*)$")
 NOT_APPLIED = {
     **dict.fromkeys(
-        RAIL_KINDS, "probes find it, not plans: it ends when no packet is lost (test_rail_suspects.py)"
+        RAIL_KINDS, "probes find it, not plans: it ends when no packet is lost (test_rail_keeper.py)"
     ),
     AnomalyKind.OVERSIZED: "it takes 20,000 nodes: the entry of its message is applied in test_flat_fabric.py",
 }
