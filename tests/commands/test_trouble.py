@@ -207,7 +207,7 @@ def test_a_wrong_cable_is_told_once(tmp_path: Path) -> None:
     assert (one.what, one.where, one.remedy) == (
         "miscabled",
         "su0-n00 rail2",
-        "move the cable as the message says",
+        "move the cable to the switch in the message",
     )
     miscabled = changed(
         made,
