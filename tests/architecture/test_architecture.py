@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from hack import house
 from hack.ledger import FUNCTION_LINES_MAX, code_lines, definitions, function_lengths, imported
 from nodeagent.commands import declarations
 from nodeagent.kinds import DeviceKind
@@ -444,6 +445,11 @@ def test_an_import_loads_no_package_that_it_does_not_use(module: str, costs: set
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     assert not costs & set(done.stdout.split()), "import it in the function that needs it"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """In functions and for types alone too: such modules are one module, or a part of one stands in the wrong place."""
+    assert not house.circles(house.imports(house.trees()))
 
 
 def test_annotations_of_settings_are_not_texts() -> None:

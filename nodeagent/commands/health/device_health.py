@@ -39,9 +39,8 @@ from nodeagent.commands.terminal import GAP, PLAIN, Screen, joined, note, remark
 from nodeagent.config.faults import did_you_mean
 from nodeagent.facts.model import StaleSource, State
 from nodeagent.health.explain import DeviceView, RuleView
-from nodeagent.health.judge import gravity
-from nodeagent.health.rule import YES_OR_NO, Rule, clears, threshold
-from nodeagent.health.rules import effective
+from nodeagent.health.health_settings import effective
+from nodeagent.health.rule import YES_OR_NO, Rule, clears, gravity, threshold
 
 ALONE = "this is a short look of the command itself, without earlier samples, holds and penalties"
 _VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])
