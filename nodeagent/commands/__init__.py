@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from nodeagent.commands.options import FAILED, GOOD, ROOT, USAGE, Add, Verb
+from nodeagent.console.options import FAILED, GOOD, ROOT, USAGE, Add, Verb
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

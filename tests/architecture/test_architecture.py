@@ -54,7 +54,7 @@ LARGE_CLASSES = {
     "nodeagent/controller.py:Controller": COMPOSED,
     "nodeagent/offering/device_offering.py:DeviceOffering": COMPOSED,
     "nodeagent/discovery.py:Discovery": COMPOSED,
-    "hack/tools/nodeagent_tools/doctor/cluster_checks.py:ClusterFacts": DOCUMENT,
+    "nodeagent/doctor/cluster_checks.py:ClusterFacts": DOCUMENT,
     "nodeagent/fabric/fabric_view.py:FabricView": DOCUMENT,
     "nodeagent/fabric/reports.py:CompactReport": DOCUMENT,
     "nodeagent/health/gpu.py:GpuState": "the memory of all rules of one GPU, of events, readings and log lines",

@@ -15,9 +15,9 @@ import pytest
 from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
-from nodeagent.commands import running_sources
 from nodeagent.commands.health.node_documents import read_document
-from nodeagent.commands.running_sources import unanswered
+from nodeagent.console import running_sources
+from nodeagent.console.running_sources import unanswered
 from nodeagent.facts.inventory import Inventory
 from nodeagent.sources import gpu_source, pci_source
 from nodeagent_lab.sim.machine import Machine

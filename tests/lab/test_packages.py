@@ -18,7 +18,7 @@ import nodeagent_lab
 import nodeagent_tools
 from nodeagent import cli
 from nodeagent.commands import SEPARATE, VERBS, joined
-from nodeagent_tools.plan.controller_settings import REMEDY
+from nodeagent.commands.plan.controller_settings import REMEDY
 from tests.support.manifests import ROOT
 
 pytestmark = pytest.mark.slow
