@@ -132,9 +132,8 @@ def _explain(error: Exception, options: argparse.Namespace) -> int:
     if isinstance(error, UserFileError):
         note(str(error))
         return USAGE
-    known = type(error).__module__.startswith(
-        ("nodeagent.", "nodeagent_tools.", "nodeagent_lab.")
-    ) or isinstance(error, OSError)
+    ours = type(error).__module__.startswith(("nodeagent.", "nodeagent_lab."))
+    known = ours or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
         logging.getLogger("nodeagent").error("Unexpected.", exc_info=error)
     if isinstance(error, OSError) and error.filename is not None:

@@ -1,4 +1,3 @@
-"""What several verbs share: options, exit codes, the screen and its tables, log lines, the user's files, the agent's answers.
-
-No verb and no daemon is imported here.
+"""What several verbs share: options, exit codes, the screen and its tables, log lines, the user's files, questions to
+the agent. It imports no verb, neither daemon and not the doctor.
 """
