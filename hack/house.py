@@ -32,7 +32,7 @@ def trees(package: Path = PACKAGE) -> dict[str, ast.Module]:
 
 
 def imports(modules: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """What each module imports of the others: at its top, in functions, and for types alone."""
+    """The imports of each module among these: at its top, in functions, and for types alone."""
     return {name: set(_imports(name, tree, modules.keys())) for name, tree in modules.items()}
 
 
