@@ -219,7 +219,9 @@ async def test_a_kubelet_that_is_behind_our_message_is_doubted_for_half_a_minute
         assert status(w).taken
 
 
-async def test_a_kubelet_that_still_counts_a_device_that_has_left_our_list_is_doubted_for_half_a_minute() -> None:
+async def test_a_kubelet_that_still_counts_a_device_that_has_left_our_list_is_doubted_for_half_a_minute() -> (
+    None
+):
     """The ID of a VF that was removed is no other plugin's."""
     async with a_slow_kubelet() as (w, counts):
         w.plugins.update([Lamps(A, 1), Lamps(B)], Snapshot(), frozenset({"a-1"}))
