@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: all quick check test search test-vm test-cluster demo bench site soak golden monitoring protos lock release clean
 all: test
 
-$(VENV)/.ready: pyproject.toml hack/tools/pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
+$(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
 	$(PYTHON) hack/venv.py $(VENV) hack/requirements.txt
 	@touch $@
 

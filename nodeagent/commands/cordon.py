@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, config_option, json_option, load
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import FAILED, GOOD, USAGE, Add, config_option, json_option, load
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
@@ -59,7 +59,7 @@ def _cordon(options: argparse.Namespace) -> int:
     from nodeagent.base.plain_text import one_line
     from nodeagent.base.rfc3339 import rfc3339
     from nodeagent.commands.remembered.stored_devices import device_names
-    from nodeagent.commands.terminal import tell
+    from nodeagent.console.terminal import tell
     from nodeagent.health.cordons import Cordon
     from nodeagent.sources.cordons_file import CordonsFile
 
@@ -98,7 +98,7 @@ def _cordon(options: argparse.Namespace) -> int:
 
 def _uncordon(options: argparse.Namespace) -> int:
     from nodeagent.commands.remembered.stored_devices import device_names
-    from nodeagent.commands.terminal import tell
+    from nodeagent.console.terminal import tell
     from nodeagent.sources.cordons_file import CordonsFile
 
     config = load(options.config)
@@ -178,8 +178,8 @@ def _stored(
 
 
 def _list(cordons: tuple[Cordon, ...], options: argparse.Namespace) -> int:
-    from nodeagent.commands.json_document import document
-    from nodeagent.commands.terminal import screen, section
+    from nodeagent.console.json_document import document
+    from nodeagent.console.terminal import screen, section
 
     if options.json:
         print(document({"cordons": cordons}, options.root, None))
@@ -198,8 +198,8 @@ def _taken(config: Config, options: argparse.Namespace, wanted: Mapping[str, boo
 
     import msgspec
 
-    from nodeagent.commands.agent_query import ask_for, wait_for
-    from nodeagent.commands.terminal import note
+    from nodeagent.console.agent_query import ask_for, wait_for
+    from nodeagent.console.terminal import note
     from nodeagent.facts.model import CORDONED
     from nodeagent.health.explain import DeviceView
 

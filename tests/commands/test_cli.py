@@ -22,7 +22,7 @@ from nodeagent import cli
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import PAGE, parsers
 from nodeagent.commands.controller import _lease
-from nodeagent.commands.options import Add, common_options, config_option, seconds
+from nodeagent.console.options import Add, common_options, config_option, seconds
 from nodeagent_lab.sim.machine import Machine
 from tests.support import golden
 from tests.support.default_signals import DEFAULT_SIGNALS
@@ -106,7 +106,7 @@ def test_a_scan_on_a_narrow_terminal_shortens_uuids_to_unique_prefixes(dgx: Path
 
     from nodeagent.agent_config import Config
     from nodeagent.commands.scan import listing
-    from nodeagent.commands.terminal import Screen
+    from nodeagent.console.terminal import Screen
 
     seen = asyncio.run(listing.scan_once(Config(), dgx))
     wide, narrow = listing.as_table(seen, Screen(200)), listing.as_table(seen, Screen(100))

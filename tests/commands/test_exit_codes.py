@@ -19,7 +19,7 @@ import yaml
 
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import PAGE, parsers
-from nodeagent.commands.exit_codes import LOOKS, RUNS, SHOWS, VERBS, WRITES, table
+from nodeagent.console.exit_codes import LOOKS, RUNS, SHOWS, VERBS, WRITES, table
 from nodeagent_lab.sim.machine import Machine
 from tests.commands.test_cabling import hall, write
 from tests.commands.test_maintain import cluster, work

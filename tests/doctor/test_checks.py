@@ -9,7 +9,30 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from nodeagent import doctor
 from nodeagent.agent_config import Config, load
+from nodeagent.doctor import (
+    agent_checks,
+    capabilities,
+    cluster_checks,
+    configuration_checks,
+    dra_checks,
+    gpu_checks,
+    infiniband_checks,
+    kubelet_checks,
+    lldp_checks,
+    machine_checks,
+    mps_checks,
+    nic_checks,
+    nvsentinel_checks,
+    runtime_checks,
+)
+from nodeagent.doctor.cluster_checks import ClusterFacts, DeniedVerb, NodeFacts
+from nodeagent.doctor.dra_checks import DraFacts, ForeignDevice, PublishedDevice
+from nodeagent.doctor.driver_process import DriverAnswer
+from nodeagent.doctor.finding import Finding
+from nodeagent.doctor.rbac import NEEDED_RIGHTS
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import (
     Function,
     Gpu,
@@ -35,29 +58,6 @@ from nodeagent.lldp.link_remarks import LinkSide
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.ib_ports import IbPort
 from nodeagent.sources.pci_source import PciFacts
-from nodeagent_tools import doctor
-from nodeagent_tools.doctor import (
-    agent_checks,
-    capabilities,
-    cluster_checks,
-    configuration_checks,
-    dra_checks,
-    gpu_checks,
-    infiniband_checks,
-    kubelet_checks,
-    lldp_checks,
-    machine_checks,
-    mps_checks,
-    nic_checks,
-    nvsentinel_checks,
-    runtime_checks,
-)
-from nodeagent_tools.doctor.cluster_checks import ClusterFacts, DeniedVerb, NodeFacts
-from nodeagent_tools.doctor.dra_checks import DraFacts, ForeignDevice, PublishedDevice
-from nodeagent_tools.doctor.driver_process import DriverAnswer
-from nodeagent_tools.doctor.finding import Finding
-from nodeagent_tools.doctor.rbac import NEEDED_RIGHTS
-from nodeagent_tools.doctor.reads import Target
 
 
 def config(text: str = "") -> Config:

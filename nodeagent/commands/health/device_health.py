@@ -15,7 +15,9 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
-from nodeagent.commands.agent_query import (
+from nodeagent.commands.scan.listing import beginnings
+from nodeagent.config.faults import did_you_mean
+from nodeagent.console.agent_query import (
     AGAIN_S,
     AgentAnswer,
     AgentQueryError,
@@ -25,18 +27,16 @@ from nodeagent.commands.agent_query import (
     follow,
     origin,
 )
-from nodeagent.commands.json_document import document
-from nodeagent.commands.options import GOOD, USAGE
-from nodeagent.commands.running_sources import (
+from nodeagent.console.json_document import document
+from nodeagent.console.options import GOOD, USAGE
+from nodeagent.console.running_sources import (
     RunningSources,
     nics_of_machine,
     offered_by_machine,
     sentences,
     unanswered,
 )
-from nodeagent.commands.scan.listing import beginnings
-from nodeagent.commands.terminal import GAP, PLAIN, Screen, joined, note, remarks, screen, section, watching
-from nodeagent.config.faults import did_you_mean
+from nodeagent.console.terminal import GAP, PLAIN, Screen, joined, note, remarks, screen, section, watching
 from nodeagent.facts.model import StaleSource, State
 from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.health.judge import gravity

@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeVar
 from nodeagent.agent_config import Config
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.stored_file import StoredFile, StoredForm
-from nodeagent.commands.json_document import document
-from nodeagent.commands.options import FAILED, GOOD, USAGE
-from nodeagent.commands.terminal import screen, section, tell
+from nodeagent.console.json_document import document
+from nodeagent.console.options import FAILED, GOOD, USAGE
+from nodeagent.console.terminal import screen, section, tell
 from nodeagent.facts.card_identity import mac_and_guid
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.rail_numbers import Rail, match, nic_names, nics_of, selection

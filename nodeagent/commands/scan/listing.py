@@ -23,12 +23,12 @@ from nodeagent.agent_config import Config, digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
-from nodeagent.commands.agent_query import Fetch, ask_for, follow, origin, wait_for
-from nodeagent.commands.json_document import document
-from nodeagent.commands.options import GOOD, USAGE
-from nodeagent.commands.running_sources import sentences, unanswered, view_of
-from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
 from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.console.agent_query import Fetch, ask_for, follow, origin, wait_for
+from nodeagent.console.json_document import document
+from nodeagent.console.options import GOOD, USAGE
+from nodeagent.console.running_sources import sentences, unanswered, view_of
+from nodeagent.console.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
 from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
 from nodeagent.dra.devices import MIG, NIC
 from nodeagent.facts.affinity import Affinity, affinity
