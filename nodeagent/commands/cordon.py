@@ -65,6 +65,7 @@ def _cordon(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr(options.log_level or "error")
+    _need_machine(options)
     if not options.device:
         return _list(_stored(config, options)[1], options)
     if not (options.reason or "").strip():
@@ -102,6 +103,7 @@ def _uncordon(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr(options.log_level or "error")
+    _need_machine(options)
     wanted = {name.lower() for name in options.device}
     with _alone(config, options):
         file, cordons = _stored(config, options, aside=True)
@@ -127,6 +129,14 @@ def _uncordon(options: argparse.Namespace) -> int:
     )
     code = _taken(config, options, {cordon.device: False for cordon in ended})
     return code if said else FAILED
+
+
+def _need_machine(options: argparse.Namespace) -> None:
+    """Raise ``SysfsError`` if the root is no machine: it has no cordons, and is not to get a state folder."""
+    from nodeagent.host.sysfs import SysfsError, Tree
+
+    if not Tree(options.root).exists("/sys"):
+        raise SysfsError(f"{options.root} has no /sys: it is not the root folder of a machine")
 
 
 def _keys(cordon: Cordon) -> set[str]:

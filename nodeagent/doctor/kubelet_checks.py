@@ -86,6 +86,12 @@ TOPIC = Topic(
             "Only this API shows which pod holds what.",
             "check the kubelet's log; the kubelet limits the rate of calls",
         ),
+        "podresources_off": Advice(
+            "Only this API shows what the kubelet counts. Without it the agent does not notice another device plugin "
+            "that takes a resource name of ours, and when that one has gone the resource stays at 0 allocatable until "
+            "the agent starts again.",
+            "set kubelet.podResources: true",
+        ),
     },
 )
 
@@ -321,6 +327,8 @@ def _claims(facts: KubeletFacts, offer: Offer, snapshot: Snapshot) -> Iterator[F
 
 def _podresources(facts: KubeletFacts, config: Config) -> Iterator[Finding]:
     if not config.kubelet.pod_resources:
+        if config.resources:
+            yield TOPIC.note("podresources_off", "kubelet.podResources is off")
         return
     if not facts.podresources:
         other = facts.roots_elsewhere[0] if facts.roots_elsewhere else ""

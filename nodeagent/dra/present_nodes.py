@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 def with_present_nodes(record: PreparedClaim, offer: DraOffer) -> PreparedClaim:
     """Return the record with the device nodes that its devices have now. Raises ``Refused`` if a device is gone, or if
     the nodes cannot be given, and those of the record are not theirs."""
-    known_pools = {pool for pool, devices in offer.current.pools.items() if devices is not None}
+    pools = offer.current.pools
+    known_pools = {pool for pool, devices in pools.items() if devices is not None}
+    not_offered = {device.kind for device in record.devices if offer.known and device.kind not in pools}
     gone = gone_device(record, offer.snapshot, known_pools)
     if gone is not None:
         raise Refused(f"the device {ascii_name(gone)} of the claim is not there any more")
@@ -24,7 +26,7 @@ def with_present_nodes(record: PreparedClaim, offer: DraOffer) -> PreparedClaim:
     if not (outdated or renamed) and all(device.amount for device in record.devices):
         return record
     try:
-        current = renewed(record, offer.current.known(), offer.snapshot, known_pools)
+        current = renewed(record, offer.current.known(), offer.snapshot, known_pools | not_offered)
     except Refused as refusal:
         if not outdated:
             return record

@@ -453,6 +453,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         kubelet_checks.findings(replace(SERVING, podresources=False), DEFAULT, None),
     ),
     (
+        "note podresources_off",
+        kubelet_checks.findings(SERVING, config("kubelet: {podResources: false}\n"), None),
+    ),
+    (
         "warn podresources_refused",
         kubelet_checks.findings(replace(SERVING, podresources_error="x"), DEFAULT, None),
     ),
@@ -867,10 +871,9 @@ def test_disabled_parts_have_no_findings() -> None:
     }
     assert levels(lldp_checks.findings(lldp_checks.LldpFacts(), no_lldp)) == {"ok"}
     assert levels(gpu_checks.findings(of_gpus(answer=None), config("gpu: {driver: none}\n"))) == {"ok"}
-    without_podresources = config("kubelet: {podResources: false}\n")
-    assert levels(
-        kubelet_checks.findings(replace(SERVING, podresources=False), without_podresources, None)
-    ) == {"ok"}
+    blind = replace(SERVING, podresources=False)
+    without_podresources = config("kubelet: {podResources: false}\nresources: []\n")
+    assert levels(kubelet_checks.findings(blind, without_podresources, None)) == {"ok"}
 
 
 def test_missing_frames_are_explained_by_the_driver_s_firmware() -> None:
