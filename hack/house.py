@@ -78,11 +78,12 @@ def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 
 def public_names(tree: ast.Module) -> Iterator[str]:
-    """The names that a module defines for others: functions, classes, constants and types at its top."""
+    """The names that a module defines for others: functions, classes, constants and types at its top, without its log
+    and its type variables."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names = [node.name]
-        elif isinstance(node, ast.Assign):
+        elif isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names = [node.target.id]

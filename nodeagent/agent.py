@@ -89,7 +89,7 @@ LATE_IMPORTS = (
     "h11",
 )
 """Protobuf and the parser of HTTP: imported before registration they would delay it by half."""
-SETTLE_S = 5.0
+_SETTLE_S = 5.0
 """After this time the late modules are imported without a kubelet."""
 SETTLE_LOOK_S = 0.05
 
@@ -433,7 +433,7 @@ class Agent:
         """Wait until the kubelet lists our devices, then import what registration does not need: not in a thread, whose
         memory arena would keep 3 MiB for good."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_S):
+            async with asyncio.timeout(_SETTLE_S):
                 await self.offering.begun.wait()
                 while not all(status.streams for status in self.plugins.statuses()):  # noqa: ASYNC110 - streams set no event
                     await asyncio.sleep(SETTLE_LOOK_S)

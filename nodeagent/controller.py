@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 LEASE = "nodeagent-controller"
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 60.0
-PAUSE_S = 1.0
+_PAUSE_S = 1.0
 """Between two rounds of labels, so that the mirror shows the first round."""
 
 
@@ -255,7 +255,7 @@ class Controller:
             if not (result.failed or result.left_out or labelled.failed):
                 backoff.reset()
                 if labelled.left_out:
-                    wake_s = min(PAUSE_S, wake_s) if wake_s is not None else PAUSE_S
+                    wake_s = min(_PAUSE_S, wake_s) if wake_s is not None else _PAUSE_S
             else:
                 asked_s = max(result.retry_after_s, labelled.retry_after_s)
                 wait_s = backoff.next_s(asked_s)

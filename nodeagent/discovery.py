@@ -57,7 +57,7 @@ START_S = 10.0
 """How long the start waits for a sysfs that does not answer."""
 LATER_S = 0.5
 """Between the first facts and the import of what registration does not need."""
-NETLINK_S = 2.0
+_NETLINK_S = 2.0
 """The kernel answers in a millisecond, unless a driver holds the RTNL lock."""
 FIRST_FACTS_S = 10.0
 """A driver that hangs must not keep the NICs from the kubelet for longer."""
@@ -140,7 +140,7 @@ class Discovery:
         self._scan_request = ScanRequest()
         self._pci_reads = BoundedScan("pci", self._tree, self._scan_request.request)
         self._path_reads = BoundedScan("paths", self._tree)
-        self._netlink = BoundedCalls("netlink", NETLINK_S)
+        self._netlink = BoundedCalls("netlink", _NETLINK_S)
         self._nics = NicIdentities(None if self._tree.recorded else self._read_macs)
         self._lldp_hint = ScanRequest()
         self._infiniband_hint = ScanRequest()

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 IDLE_S = 30.0
-LOOK_AGAIN_S = 0.2
+_LOOK_AGAIN_S = 0.2
 """A process that was stopped finds every limit exceeded: a call gets this time to continue before it is abandoned."""
 
 
@@ -117,7 +117,7 @@ class BoundedCalls:
                 raise Unanswered(self.source, call.step, self.limit_s)
             since = call.since
             left_s = since + self.limit_s - time.monotonic()
-            await asyncio.wait((call.future,), timeout=max(left_s, LOOK_AGAIN_S))
+            await asyncio.wait((call.future,), timeout=max(left_s, _LOOK_AGAIN_S))
             if left_s <= 0 and not call.over and call.since == since:
                 self._abandon(call)
 

@@ -18,7 +18,7 @@ from nodeagent.base.plain_text import one_line
 
 AGENT_MAX, CONTROLLER_MAX = 1_000, 100_000
 TEXT_MAX, TEXTS_MAX = 240, 8
-SHOWN_MAX = 100
+_SHOWN_MAX = 100
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -64,7 +64,7 @@ class ChangeLog:
 
     def newest(self) -> tuple[Change, ...]:
         """The changes that pages show, the oldest first."""
-        return tuple(islice(reversed(self.changes), SHOWN_MAX))[::-1]
+        return tuple(islice(reversed(self.changes), _SHOWN_MAX))[::-1]
 
 
 def changes_since(every: Sequence[Change], at: float, name: str = "", limit: int = AGENT_MAX) -> list[Change]:

@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-SIZE_MAX = 16 * 1024 * 1024
+_SIZE_MAX = 16 * 1024 * 1024
 """Bytes; far more than a configuration or an attribute has."""
 
 _CHUNK = 65536
@@ -24,7 +24,7 @@ _KINDS = {
 }
 
 
-def read_regular(path: str | os.PathLike[str], size_max: int = SIZE_MAX) -> bytes:
+def read_regular(path: str | os.PathLike[str], size_max: int = _SIZE_MAX) -> bytes:
     """Return the content of a file. Blocks.
 
     Raises ``OSError`` with ``path`` as its file name: as ``open`` does, EINVAL for anything but a regular file or a

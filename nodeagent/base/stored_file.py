@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 SIZE_MAX = 4 * 1024 * 1024
 """Far more than the devices of one node need."""
-READ_S = 2.0
-WRITE_S = 1.0
+_READ_S = 2.0
+_WRITE_S = 1.0
 """A local file is written in a millisecond; a disk that hangs must not delay bad news for the kubelet."""
 RESTORE_S = 60.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -115,7 +115,7 @@ class StoredFile(Generic[T]):
         if self.path is None:
             return None
         try:
-            text = within(self.path.name, READ_S, partial(read_regular, self.path, SIZE_MAX))
+            text = within(self.path.name, _READ_S, partial(read_regular, self.path, SIZE_MAX))
             value = self.form.decode(text)
         except FileNotFoundError:
             return None
@@ -137,7 +137,7 @@ class StoredFile(Generic[T]):
         self._written = text
         return value
 
-    async def save(self, value: T, limit_s: float = WRITE_S) -> bool:
+    async def save(self, value: T, limit_s: float = _WRITE_S) -> bool:
         """Write the value unless the file has it. Return whether it is on the disk now, after ``limit_s`` at most."""
         text = self.form.encode(value)
         if self.path is None or text == self._written:
@@ -162,7 +162,7 @@ class StoredFile(Generic[T]):
         call = in_thread(partial(read_regular, self.path, SIZE_MAX))
         call.add_done_callback(asyncio.Future.exception)  # an error that comes late has no reader
         self._call = call
-        await asyncio.wait((call,), timeout=WRITE_S)
+        await asyncio.wait((call,), timeout=_WRITE_S)
         if not call.done() or self._written != written:
             return None
         if call.exception() is not None:
@@ -186,7 +186,7 @@ class StoredFile(Generic[T]):
             return
         call = self._call = in_thread(partial(_restore, self.path, self._written))
         call.add_done_callback(partial(self._settle_restored, self._written))
-        await self._ended(WRITE_S)
+        await self._ended(_WRITE_S)
 
     def fault(self) -> UnwritableMemory | None:
         """Return why the last write failed or the file cannot be read, if that is so."""

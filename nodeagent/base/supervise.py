@@ -19,9 +19,9 @@ from nodeagent.base.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
-BACKOFF_FIRST_S = 0.5
-BACKOFF_MAX_S = 30.0
-STEADY_S = 60.0
+_BACKOFF_FIRST_S = 0.5
+_BACKOFF_MAX_S = 30.0
+_STEADY_S = 60.0
 """A task that ran this long before it failed starts over with the first back-off."""
 
 restarts: Counter[str] = Counter()
@@ -61,8 +61,8 @@ async def keep(
     work: Callable[[], Awaitable[object]],
     *,
     failed: Callable[[str], object] | None = None,
-    first_s: float = BACKOFF_FIRST_S,
-    max_s: float = BACKOFF_MAX_S,
+    first_s: float = _BACKOFF_FIRST_S,
+    max_s: float = _BACKOFF_MAX_S,
 ) -> None:
     """Run ``work`` until cancelled. ``failed`` takes the reason of each failure.
 
@@ -80,7 +80,7 @@ async def keep(
                 raise fatal from None
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             failure = error
-        if time.monotonic() - began > STEADY_S:
+        if time.monotonic() - began > _STEADY_S:
             backoff.reset()
         restarts[name] += 1
         wait_s = backoff.next_s()

@@ -16,7 +16,7 @@ from nodeagent.facts.model import Health, Reason, Snapshot, State
 QUIET = (State.HEALTHY, State.UNKNOWN, State.UNUSED)
 """States without a known fault."""
 
-MISSING = Health(
+_MISSING = Health(
     State.DOWN, (Reason("device_missing", "the device is gone from this node"),), allocatable=False
 )
 
@@ -101,7 +101,7 @@ def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ..
                 affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(pod_ids)), device))
         gone = sorted(id_ for id_ in remaining if hardware_of(id_) is not None)
         if gone and offered_devices and not snapshot.stale_sources:
-            missing = ReportedDevice(gone[0], gone[0], False, MISSING)
+            missing = ReportedDevice(gone[0], gone[0], False, _MISSING)
             affected.append(AffectedPod(namespace, pod, resource, tuple(gone), missing))
     return tuple(affected)
 
@@ -109,7 +109,7 @@ def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ..
 def failed_ids(snapshot: Snapshot, device_ids: Iterable[str]) -> frozenset[str]:
     """Those of the devices, which this agent has given, that have a fault or are gone, offered or not."""
     present = _present(snapshot)
-    healths = {id_: present.get(hardware_of(id_) or "", ("", MISSING))[1] for id_ in device_ids}
+    healths = {id_: present.get(hardware_of(id_) or "", ("", _MISSING))[1] for id_ in device_ids}
     return frozenset(
         id_ for id_, health in healths.items() if is_withdrawn(health) and health.state not in QUIET
     )

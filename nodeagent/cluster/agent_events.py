@@ -63,14 +63,14 @@ from nodeagent.sharing.cgroup_limits import NOT_IN_FORCE, CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
 
-COMPONENT = "nodeagent"
+_COMPONENT = "nodeagent"
 STATE_LOOK_S = 10.0
 """Between two looks at the state folder, and at the registrations."""
 UNTOLD_MAX = 256
 """Notices that wait for the UID of their pod, the newest, for an hour at most after their beginning."""
 READ_FIRST_S, READ_MAX_S = 5.0, 600.0
 """Between two tries to read pods after a failure."""
-GIB = 1 << 30
+_GIB = 1 << 30
 FAILED, UNHEALTHY = "DeviceFailed", "DeviceUnhealthy"
 """The reasons of the notices on pods that hold a failed device."""
 
@@ -91,7 +91,7 @@ class AgentEvents:
         board: NoticeBoard | None = None,
         delivery: Delivery | None = None,
     ) -> None:
-        self.writer = EventWriter(client, COMPONENT, node, host=node, delivery=delivery)
+        self.writer = EventWriter(client, _COMPONENT, node, host=node, delivery=delivery)
         self._board = board or NoticeBoard()
         self._inventory, self._node, self._offered, self._pods = inventory, node, offered, pods
         self._untold: list[Notice] = []
@@ -334,12 +334,12 @@ def over_use_notices(accounting: GpuAccounting, gpus: Sequence[Gpu], node: str) 
     reason, grace_s = "GpuMemoryExceeded", accounting.grace_s
     for over in accounting.over_uses:
         title = _gpu_title(over.uuid, gpus)
-        used = f"{over.used_bytes / GIB:.1f} GiB"
+        used = f"{over.used_bytes / _GIB:.1f} GiB"
         if not over.pod:
             message = f"{title}: {used} are used outside of pods for {grace_s:g} s, by {over.processes}"
             yield Notice(_on_node(node), f"{over.uuid} outside", "GpuUsedOutsidePods", message, title=title)
             continue
-        fact = f"{used} of {title} for {grace_s:g} s, and its share is {over.granted_bytes / GIB:.1f} GiB"
+        fact = f"{used} of {title} for {grace_s:g} s, and its share is {over.granted_bytes / _GIB:.1f} GiB"
         # Without a namespace the kubelet's folder does not name the pod: its UID alone is known.
         name = f"{over.namespace}/{over.pod}" if over.namespace else f"with UID {over.pod}"
         about = f"{over.uuid} {over.namespace}/{over.pod}"

@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # loaded with an API server
 
 log = logging.getLogger(__name__)
 
-TOKEN_S = 2.0
+_TOKEN_S = 2.0
 """For reading the token, which is a file in memory."""
 NUMA_S = 2.0
 """For reading the kernel's table of NUMA nodes, in some 20 files."""
@@ -84,7 +84,7 @@ def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess 
                     "cluster.access is in-cluster, and this is no pod with a service account; set it to auto or none"
                 )
             return None
-        claim = node_of(within("the token of the API server", TOKEN_S, access.authorization))
+        claim = node_of(within("the token of the API server", _TOKEN_S, access.authorization))
     except (AccessError, Unanswered) as error:
         raise Fatal(f"the API server cannot be reached: {error}") from error
     node = node_name or (claim.name if claim else None)
@@ -197,7 +197,7 @@ async def run(agent: AgentState, node_access: NodeAccess, settled: asyncio.Event
 
     access, node = node_access.access, node_access.node
     client = ApiClient(access)
-    owner = node_of(await BoundedCalls("token", TOKEN_S).run(access.authorization))
+    owner = node_of(await BoundedCalls("token", _TOKEN_S).run(access.authorization))
     rate, taint = RateLimit(1, PER_S), EvictionTaint()
     writing = Writing(agent, client, node, access.namespace, owner, NoticeBoard(), rate, taint)
     tasks = {part.name: part.make(writing) for part in PARTS if part.enabled(agent)}

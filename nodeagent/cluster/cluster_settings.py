@@ -8,8 +8,8 @@ import msgspec
 from nodeagent.config.faults import Conflict
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Settings, setting, wire
 
-Rails = Annotated[int, msgspec.Meta(ge=1, le=64)]
-Wait = Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)]
+_Rails = Annotated[int, msgspec.Meta(ge=1, le=64)]
+_Wait = Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)]
 
 
 class TaintSettings(Settings, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class TaintSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = False
     rails_down: Annotated[
-        Rails,
+        _Rails,
         setting(
             "Number of rails that must be down for 30 s. A port without a rail never counts. The default is 2, "
             "because a leaf switch that restarts takes one rail from each of its nodes."
@@ -65,7 +65,7 @@ class EvictSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = False
     after_seconds: Annotated[
-        Wait,
+        _Wait,
         setting(
             "Seconds that the device must be Unhealthy. The default leaves a link five minutes to return."
         ),

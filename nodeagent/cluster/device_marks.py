@@ -56,11 +56,11 @@ from nodeagent.health.device_failure import FAILED
 from nodeagent.kube.client import ApiClient, ApiError
 
 DOWN_S, UNKNOWN_S = 30.0, 300.0
-HEARTBEAT_S = 300.0
+_HEARTBEAT_S = 300.0
 PER_S = 0.1
 JITTER_S = 10.0
 """Spreads the first writes of agents that start together. Meanwhile the last source publishes its first facts."""
-UNKNOWN: Final = object()
+_UNKNOWN: Final = object()
 """The value of a mark that is not known: what the Node has stays, or was not read."""
 _DELAYS = {State.DOWN: DOWN_S, State.UNKNOWN: UNKNOWN_S}
 _REASONS = {
@@ -131,7 +131,7 @@ class StateTimes:
             for (_, state), since in self.since.items()
             if (delay := _DELAYS.get(state)) and since + delay > now
         ]
-        return min(waits, default=HEARTBEAT_S)
+        return min(waits, default=_HEARTBEAT_S)
 
     def _settled(self, device: ReportedDevice, now: float) -> ReportedDevice:
         """The device, in its last known state while its present one does not count yet."""
@@ -175,7 +175,7 @@ def _listed(group: Sequence[ReportedDevice]) -> str:
 class NodeMark:
     """A row of the marker's table: one mark, and what was last written of it.
 
-    ``wanted`` returns the value that the facts ask for: ``None`` for no mark, ``UNKNOWN`` to leave the mark as it is.
+    ``wanted`` returns the value that the facts ask for: ``None`` for no mark, ``_UNKNOWN`` to leave the mark as it is.
     ``write`` sends a value, and ``stored`` finds it on the Node. ``right`` remembers that the right for it is missing,
     which blocks no other mark. A mark that is not ``enabled`` is removed where an earlier configuration has set it. An
     equal value is written again after ``refresh_s``; ``None``: never.
@@ -187,16 +187,16 @@ class NodeMark:
     right: ApiRetry
     enabled: bool = True
     refresh_s: float | None = None
-    present: Any = UNKNOWN
+    present: Any = _UNKNOWN
     written_at: float = float("-inf")
 
     def due(self, marks: DeviceMarks, now: float) -> Any:
-        """The value to write; ``UNKNOWN``: nothing is to be written."""
+        """The value to write; ``_UNKNOWN``: nothing is to be written."""
         if not self.enabled:
-            return UNKNOWN if self.present in (UNKNOWN, None) else None
+            return _UNKNOWN if self.present in (_UNKNOWN, None) else None
         wanted = self.wanted(marks, now)
         is_fresh = self.refresh_s is None or now - self.written_at < self.refresh_s
-        return UNKNOWN if wanted == self.present and is_fresh else wanted
+        return _UNKNOWN if wanted == self.present and is_fresh else wanted
 
     def wrote(self, value: Any, now: float) -> None:
         self.present, self.written_at = value, now
@@ -265,7 +265,7 @@ class DeviceMarker:
 
         def enforcement(_marks: DeviceMarks, _now: float) -> Any:
             found = level(self._inventory.snapshot)
-            return UNKNOWN if found is None else found
+            return _UNKNOWN if found is None else found
 
         return {
             "evict-taint": taint(
@@ -275,9 +275,9 @@ class DeviceMarker:
             "conditions": NodeMark(
                 self._conditions,
                 self._set_conditions,
-                lambda _: UNKNOWN,  # `_adopt` compares them
+                lambda _: _UNKNOWN,  # `_adopt` compares them
                 right("conditions"),
-                refresh_s=HEARTBEAT_S,
+                refresh_s=_HEARTBEAT_S,
             ),
             "label": label("label", LINKS_LABEL, self._degraded_links),
             "gpu-mem-largest": label(
@@ -293,7 +293,7 @@ class DeviceMarker:
         await asyncio.sleep(jittered(self._jitter_s, 0.2, 1.0))
         while True:
             snapshot, asked = self._inventory.snapshot, self._evict_taint.revision
-            wait = await self._mark(snapshot) if self._inventory.has_published("pci") else HEARTBEAT_S
+            wait = await self._mark(snapshot) if self._inventory.has_published("pci") else _HEARTBEAT_S
             await either(
                 self._inventory.changed(snapshot.revision), self._evict_taint.changed(asked), timeout_s=wait
             )
@@ -322,7 +322,7 @@ class DeviceMarker:
         if wrote:
             self._rate.take(now)
             return self._rate.wait_s(now)
-        heartbeat_s = self._marks["conditions"].written_at + HEARTBEAT_S - now
+        heartbeat_s = self._marks["conditions"].written_at + _HEARTBEAT_S - now
         return min(self._times.due_s(now), self._damped.due_s(now), max(heartbeat_s, 1.0))
 
     async def _write(self, marks: DeviceMarks, now: float) -> bool:
@@ -330,7 +330,7 @@ class DeviceMarker:
         if self._evict_taint.is_stored:  # the evictions may have set it
             self._marks["evict-taint"].present = True
         for mark in self._marks.values():
-            if mark.right.wait_s(now) > 0 or (value := mark.due(marks, now)) is UNKNOWN:
+            if mark.right.wait_s(now) > 0 or (value := mark.due(marks, now)) is _UNKNOWN:
                 continue
             try:
                 await mark.write(value)
@@ -351,24 +351,24 @@ class DeviceMarker:
         if self._evict_taint.is_wanted(failed_devices(snapshot)):
             return True
         is_old = any(it.source in ("pci", "gpus") for it in snapshot.stale_sources)
-        return None if self._inventory.has_published("gpus") and not is_old else UNKNOWN
+        return None if self._inventory.has_published("gpus") and not is_old else _UNKNOWN
 
     def _rails_down(self, marks: DeviceMarks, _: float) -> Any:
         if marks.rails_down is None:
-            return UNKNOWN
+            return _UNKNOWN
         return True if marks.rails_down >= self._settings.taint.rails_down else None
 
     def _conditions(self, marks: DeviceMarks, _: float) -> Any:
-        return marks.conditions if self._settings.conditions and marks.conditions else UNKNOWN
+        return marks.conditions if self._settings.conditions and marks.conditions else _UNKNOWN
 
     def _degraded_links(self, marks: DeviceMarks, _: float) -> Any:
         if not self._settings.label or marks.degraded is None:
-            return UNKNOWN
+            return _UNKNOWN
         return str(marks.degraded) if marks.degraded else None
 
     def _free_memory(self, _: DeviceMarks, now: float) -> Any:
         block = self._block(self._inventory.snapshot)
-        return UNKNOWN if block is None else str(self._damped.observe(block, now))
+        return _UNKNOWN if block is None else str(self._damped.observe(block, now))
 
     # --- how it is written --------------------------------------------------------------------------------------
 
@@ -419,6 +419,6 @@ class DeviceMarker:
             if found is None or not found.equals(condition):
                 return
             ages.append(found.age_s(time.time()))
-        if ages and min(ages) >= 0 and max(ages) < HEARTBEAT_S:
+        if ages and min(ages) >= 0 and max(ages) < _HEARTBEAT_S:
             mark = self._marks["conditions"]
             mark.present, mark.written_at = marks.conditions, now - max(ages)

@@ -9,7 +9,7 @@ Rules:
 * A pod that is made again has its name and another UID, so its Events are its own.
 * An hourly notice is written at most once an hour.
 * An Event that the server does not take for a reason that may pass (its namespace is not there yet, or another write
-  was faster) is written again later, as a new one. It does not delay the others, and is dropped after ``TRIES``.
+  was faster) is written again later, as a new one. It does not delay the others, and is dropped after ``_TRIES``.
 * The number of records and the rate of writes are bounded.
 """
 
@@ -37,11 +37,11 @@ HOURLY_S = 3600.0
 """By the API server's default, an Event lives for an hour too."""
 BURST, PER_S = 25, 0.1
 AGAIN_FIRST_S, AGAIN_MAX_S = 5.0, 300.0
-TRIES = 8
+_TRIES = 8
 """With the waits above: a quarter of an hour."""
 PASSING = (403, 404, 409, 410)
 """Refusals of one Event that may end: by a quota or the end of its namespace, or of an Event that has just expired."""
-MESSAGE_MAX = 1024
+_MESSAGE_MAX = 1024
 """The API server's limit (ValidateEvent)."""
 
 
@@ -166,7 +166,7 @@ class NoticeRecord:
     def rejected(self, now: float, *, passing: bool) -> float | None:
         """Count a rejection. Return the seconds until the next try; ``None``: there is none."""
         self.tries += 1
-        if not passing or self.tries >= TRIES:
+        if not passing or self.tries >= _TRIES:
             return None
         wait_s = self.backoff.next_s()
         self.not_before = now + wait_s
@@ -414,8 +414,8 @@ class EventWriter:
 
 
 def shortened(message: str) -> str:
-    """A message of at most ``MESSAGE_MAX`` characters, for an Event or a condition."""
-    return message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 1] + "…"
+    """A message of at most ``_MESSAGE_MAX`` characters, for an Event or a condition."""
+    return message if len(message) <= _MESSAGE_MAX else message[: _MESSAGE_MAX - 1] + "…"
 
 
 def _update(body: dict[str, Any]) -> dict[str, Any]:

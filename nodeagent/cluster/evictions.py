@@ -47,14 +47,14 @@ log = logging.getLogger(__name__)
 
 PER_S = 0.1
 """The turns of all causes together."""
-AGAIN_S = 300.0
+_AGAIN_S = 300.0
 """Until a pod that was asked to end is looked at again."""
 BUDGET_S = 30.0
 """Until the eviction is requested again for the first time after a disruption budget refused it."""
 TAINT_S = 60.0
 """How long the first eviction waits for the taint of the Node. Marks are written once in ten seconds."""
-IDLE_S = 3600.0
-GIB = 1 << 30
+_IDLE_S = 3600.0
+_GIB = 1 << 30
 
 PodName = tuple[str, str]
 """Namespace and name."""
@@ -111,10 +111,10 @@ def over_use_causes(over_uses: Iterable[OverUse], evicting: Collection[str]) -> 
             (over.namespace, over.pod),
             EvictionCause(
                 over.uuid,
-                f"it has used {over.used_bytes / GIB:.1f} GiB of {over.uuid}",
+                f"it has used {over.used_bytes / _GIB:.1f} GiB of {over.uuid}",
                 over.since,
                 over.uid,
-                f", and its share is {over.granted_bytes / GIB:.1f} GiB",
+                f", and its share is {over.granted_bytes / _GIB:.1f} GiB",
             ),
         )
         for over in over_uses
@@ -174,7 +174,7 @@ class EvictionQueue:
         }
         later = [at - now for at in evict_at.values() if at > now]
         due = sorted((pod for pod, at in evict_at.items() if at <= now), key=evict_at.__getitem__)
-        return due, min(later, default=IDLE_S)
+        return due, min(later, default=_IDLE_S)
 
 
 class EvictionTaint:
@@ -207,7 +207,7 @@ class EvictionTaint:
         if asked != self.asked:
             self.asked = asked
             self._wake()
-        return min((at - now for at in due.values() if at > now), default=IDLE_S)
+        return min((at - now for at in due.values() if at > now), default=_IDLE_S)
 
     def is_wanted(self, failed: Collection[str]) -> bool:
         """Whether the Node should have the taint."""
@@ -289,7 +289,7 @@ class Evictions:
     async def _identified(self, causes: Causes) -> tuple[Causes, float]:
         """Return the causes with the UIDs that are known, and the seconds until there may be more."""
         if self._pods is None:
-            return causes, IDLE_S
+            return causes, _IDLE_S
         held = {
             HeldDevice(*pod, cause.about): cause.ids
             for pod, first in causes.items()
@@ -357,7 +357,7 @@ class Evictions:
             self._has_ended(pod, cause)
             return False
         if found.ends:
-            self.queue.not_before[pod] = time.monotonic() + AGAIN_S
+            self.queue.not_before[pod] = time.monotonic() + _AGAIN_S
         return not found.ends
 
     def _has_ended(self, pod: PodName, cause: EvictionCause) -> None:
@@ -369,7 +369,7 @@ class Evictions:
     def _ask_for_taint(self, snapshot: Snapshot) -> float:
         """Ask for the taint of the Node if it is time. Return the seconds until it may be."""
         if self._taint is None:
-            return IDLE_S
+            return _IDLE_S
         now, had_asked = time.monotonic(), bool(self._taint.asked)
         held: dict[str, float] = {}
         for (_, device), since in self.queue.began.items():
@@ -403,7 +403,7 @@ class Evictions:
         self._retry.succeeded()
         uid = self.queue.causes[pod].uid
         self._refusals.pop((pod, uid), None)
-        self.queue.not_before[pod] = now + AGAIN_S
+        self.queue.not_before[pod] = now + _AGAIN_S
         log.warning("A pod was evicted. pod=%s/%s uid=%s reason=%r", *pod, uid, self._why(pod, now))
         without = "" if is_tainted else f" without the taint {DEVICE_TAINT.key} of the Node"
         self._post(pod, now, "PodEvicted", f"was evicted{without}", warning=False)
@@ -411,7 +411,7 @@ class Evictions:
     def _refused(self, pod: PodName, error: ApiError, now: float) -> None:
         self._retry.rejected(error)
         key = pod, self.queue.causes[pod].uid
-        backoff = self._refusals.setdefault(key, Backoff(self._budget_s, AGAIN_S, jitter=JITTER))
+        backoff = self._refusals.setdefault(key, Backoff(self._budget_s, _AGAIN_S, jitter=JITTER))
         self.queue.not_before[pod] = now + backoff.next_s(error.retry_after_s)
         log.info("A pod is not evicted now. pod=%s/%s uid=%s reason=%r", *pod, key[1], str(error))
         who = "a disruption budget" if over_budget(error) else "the API server"

@@ -28,7 +28,7 @@ BURST, PER_S = 25, 1.0
 """Of the reads of pods."""
 AGAIN_FIRST_S, AGAIN_MAX_S = 2.0, 60.0
 """Until the looks are repeated that did not agree: the kubelet acknowledges a pod within a second or two."""
-IDLE_S = 3600.0
+_IDLE_S = 3600.0
 
 ReadHoldings = Callable[[], Awaitable[Iterable[Holding] | None]]
 """Ask the kubelet now; ``None``: it does not answer."""
@@ -137,7 +137,7 @@ class HeldPods:
         waits = [
             max(self._due_at(one, now) - now, self._rate.wait_s(now)) for one in held if one not in self.uids
         ]
-        return min(waits, default=IDLE_S)
+        return min(waits, default=_IDLE_S)
 
     def _due_at(self, one: HeldDevice, now: float) -> float:
         return self._again[one][1] if one in self._again else now

@@ -6,7 +6,7 @@ Rules:
 * The neighbor of a link is the first one in the snapshot. It is reported at once, but a different one than before, or
   another name, only once it is confirmed. Without any neighbor the last known one stays and is marked stale: missing
   frames do not mean another switch.
-* After a start, the last report of this node stands for ``PATIENCE_S``, the longest pause between two frames of a
+* After a start, the last report of this node stands for ``_PATIENCE_S``, the longest pause between two frames of a
   switch. A restart of all agents therefore writes nothing.
 * Changes are gathered for ``GATHER_S``, and two writes are at least ``GAP_S`` apart. A failed write is repeated with
   the state of that time.
@@ -80,17 +80,17 @@ log = logging.getLogger(__name__)
 
 GATHER_S = 2.0
 GAP_S = 10.0
-PATIENCE_S = 120.0
+_PATIENCE_S = 120.0
 """Four times the interval of a switch's frames, and their TTL (802.1AB, 9.2.5.6 and 9.2.5.7)."""
 DETAIL_MAX = 256
-CHECK_S = 3600.0
+_CHECK_S = 3600.0
 """How often the stored object is read again: a person may have deleted it."""
-TRIES = 6
+_TRIES = 6
 """How often a refused report is sent with fewer parts: the server does not name all faults at once."""
 FINE_TRIES = 3
 """After so many, a link with a refused part is left out as a whole."""
 
-COMPUTE = "compute"
+_COMPUTE = "compute"
 
 Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
@@ -233,7 +233,7 @@ def _link(
         else None,
         link_type=INFINIBAND if is_infiniband else None,
         rdma_device=function.rdma.device if is_infiniband and function.rdma else None,
-        fabric=COMPUTE if rail is not None and not (link and link.default_route) else None,
+        fabric=_COMPUTE if rail is not None and not (link and link.default_route) else None,
         rail=rail,
         speed_mbps=link.speed_mbps if link else None,
         state=state,
@@ -309,7 +309,7 @@ class NodeReporter:
         jitter_s: float = 10.0,
         gather_s: float = GATHER_S,
         gap_s: float = GAP_S,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self._client, self._inventory = client, inventory
         self._node, self._namespace, self._rails = node, namespace, rails
@@ -335,13 +335,13 @@ class NodeReporter:
         if self._stored is None:
             await asyncio.sleep(jittered(self._jitter_s, 0.0, 1.0))
         patient_until = loop.time() + self._patience_s
-        check_at = loop.time() + jittered(CHECK_S)
+        check_at = loop.time() + jittered(_CHECK_S)
         again = False
         while True:
             snapshot, now = self._inventory.snapshot, loop.time()
             if now >= check_at:
                 await self._read()
-                check_at = now + jittered(CHECK_S)
+                check_at = now + jittered(_CHECK_S)
                 again = bool(self._left_out)
             if self._inventory.has_published("pci"):
                 await self._write(snapshot, patient=now < patient_until, again=again)
@@ -385,13 +385,13 @@ class NodeReporter:
         """Write the report, without the parts that the server refuses. Return their names. Raises ``ApiError``."""
         written = body(links, self._owner)
         left_out: list[str] = []
-        for attempt in range(TRIES):
+        for attempt in range(_TRIES):
             try:
                 self._take_planned(await self._client.apply(REPORT, written, force=True))
             except ApiError as error:
                 written = msgspec.json.decode(msgspec.json.encode(written))  # lists instead of tuples
                 removed = leave_out(written, refused_fields(error), whole_links=attempt >= FINE_TRIES)
-                if not removed or attempt == TRIES - 1:
+                if not removed or attempt == _TRIES - 1:
                     raise
                 left_out += removed
             else:
@@ -452,7 +452,7 @@ class NodeReporter:
         return Notice(target, "NodeLinks", reason, f"NodeLinks report: {text}", recovers=False)
 
 
-ADDRESSES_MAX = 8
+_ADDRESSES_MAX = 8
 _PORT = attrgetter("chassis_id", "port_id", "system_name")
 
 
@@ -504,7 +504,7 @@ def _reported_id(identifier: Identifier) -> ReportedId:
 
 def _addresses(neighbor: Neighbor) -> tuple[str, ...]:
     """Their order means nothing. A switch with hundreds of addresses must not make the report too large."""
-    return tuple(sorted(set(neighbor.management_addresses))[:ADDRESSES_MAX])
+    return tuple(sorted(set(neighbor.management_addresses))[:_ADDRESSES_MAX])
 
 
 HOLDERS_MAX = 128

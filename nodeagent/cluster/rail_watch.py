@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 FIRST_S, READ_S = 60.0, 600.0
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """The names that a Node can have, a DNS subdomain; nobody is asked about others."""
-NETLINK_S = 2.0
+_NETLINK_S = 2.0
 
 
 class RailWatch:
@@ -60,7 +60,7 @@ class RailWatch:
         self._settings, self._inventory, self._rails = settings, inventory, rails
         self._take_samples = take_samples
         self._samples: tuple[Sample, ...] = ()
-        self._netlink = BoundedCalls("rails", NETLINK_S)
+        self._netlink = BoundedCalls("rails", _NETLINK_S)
         self._probes: RailProbes | None = None
         self._known: tuple[RailLink, ...] = ()
         self._reports: Callable[[str], Awaitable[NodeLinks]] | None = None
@@ -161,7 +161,7 @@ class RailWatch:
             return BurstResult(to, f"the report of {to} cannot be read: {error}")
         finally:
             self._checking = False
-        return BurstResult(to, "" if burst.answered else unanswered(to, report, rails), rails)
+        return BurstResult(to, "" if burst.answered else _unanswered(to, report, rails), rails)
 
     def samples(self) -> tuple[Sample, ...]:
         """The latest counts of each rail, for metrics and rules."""
@@ -175,7 +175,7 @@ class RailWatch:
         return rail_listing(tuple(self._probes.rails.values()), now)
 
 
-def unanswered(to: str, report: NodeLinks, rails: Sequence[BurstRail]) -> str:
+def _unanswered(to: str, report: NodeLinks, rails: Sequence[BurstRail]) -> str:
     """Why no rail of a check was answered."""
     if not any(rail.address for rail in rails):
         return f"no rail of this node has a counterpart on {to}; see the table"

@@ -8,10 +8,10 @@ Rules:
   deletions it is written every ``DELETED_GAP_S``.
 * A slice of our driver on this node that no agent has made is another driver's with our name. It is told before it is
   deleted, once, and all of these together are deleted every ``DELETED_GAP_S``: that driver deletes ours, without end.
-* Changes of one slice are at least ``GAP_S`` apart; the first one is written at once.
+* Changes of one slice are at least ``_GAP_S`` apart; the first one is written at once.
 * Slices of a pool whose facts are not known yet stay as they are. SIGTERM deletes nothing.
 * The server may lack a feature and drop its fields. This is logged once, and such a slice is not written again.
-* Below Kubernetes ``FLOOR`` nothing is written.
+* Below Kubernetes ``_FLOOR`` nothing is written.
 * The last answer to an own write counts until the watch, or a list of this version or later, has shown it.
 * No change of the facts is awaited while nothing may be written: it stays news until the next write looks at it, and
   the wait for it would end at once, again and again.
@@ -51,10 +51,10 @@ from nodeagent.kube.server_version import server_version
 
 log = logging.getLogger(__name__)
 
-FLOOR = (1, 36)
+_FLOOR = (1, 36)
 """The first version whose defaults have consumable capacity, taints and the mapping of resource names."""
 FLOOR_CHECK_S = 600.0
-GAP_S = 3.0
+_GAP_S = 3.0
 BURST = 2
 DELETED_BURST, DELETED_GAP_S = 4, 30.0
 LOOK_S = 300.0
@@ -81,7 +81,7 @@ class SlicePublisher:
         *,
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,
-        gap_s: float = GAP_S,
+        gap_s: float = _GAP_S,
         deleted_gap_s: float = DELETED_GAP_S,
         floor_check_s: float = FLOOR_CHECK_S,
     ) -> None:
@@ -153,15 +153,15 @@ class SlicePublisher:
             except ApiError as error:
                 await asyncio.sleep(self._retry.failed(error, time.monotonic()))
                 continue
-            if version >= FLOOR:
+            if version >= _FLOOR:
                 return
             if not logged:
                 self._delivery.unmet(
-                    f"mode dra needs Kubernetes {_dotted(FLOOR)}, and the API server has {_dotted(version)}"
+                    f"mode dra needs Kubernetes {_dotted(_FLOOR)}, and the API server has {_dotted(version)}"
                 )
                 log.error(
                     "No ResourceSlices: mode dra needs a newer Kubernetes; set mode devicePlugin. needed=%s found=%s",
-                    _dotted(FLOOR),
+                    _dotted(_FLOOR),
                     _dotted(version),
                 )
             logged = True

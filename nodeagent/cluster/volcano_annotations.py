@@ -44,7 +44,7 @@ LOCK_S = 300
 """Seconds after which Volcano takes a node lock for forgotten (pkg/scheduler/plugins/util/nodelock)."""
 AHEAD_S = 60
 """Seconds by which the scheduler's clock may be ahead."""
-TEXT_MAX = 64 << 10
+_TEXT_MAX = 64 << 10
 _DEVICE = re.compile(r"([^,:;]{1,96}),(NVIDIA[^,:;]{0,96}),([0-9]{1,9}),([0-9]{1,3})")
 _MODE = "hami-core"
 """The scheduler's word for GPUs that are shared without MIG."""
@@ -134,7 +134,7 @@ def register(memory: GpuMemory, gpus: Iterable[Gpu]) -> str:
 
 def decode(text: str) -> tuple[tuple[VgpuGrant, ...], ...] | None:
     """Return the GPUs of each container; ``None`` if the text has another form."""
-    if len(text) > TEXT_MAX:
+    if len(text) > _TEXT_MAX:
         return None
     containers = []
     for part in text.split(";"):

@@ -16,8 +16,8 @@ from nodeagent.health.cabling import PlanError, of_node
 from nodeagent.sources.cabling_plan import LIMITS
 from nodeagent.topology.fabric_file import read_fabric
 
-KINDS = ("NodeAgentConfig", "FabricConfig", "FabricTopology")
-FAULTS_MAX = 100
+_KINDS = ("NodeAgentConfig", "FabricConfig", "FabricTopology")
+_FAULTS_MAX = 100
 """Faults of a cabling plan that are shown: one wrong script makes one for each link of a cluster."""
 
 
@@ -38,8 +38,8 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
     text = read_at_start(path, partial(configuration_text, path))
     document = _document(text)
     kind = document.get("kind")
-    if isinstance(kind, str) and kind not in KINDS:
-        meant = most_similar(kind, KINDS)
+    if isinstance(kind, str) and kind not in _KINDS:
+        meant = most_similar(kind, _KINDS)
         if meant is None:
             raise _of_another_kind(text, kind, str(path))
         kind = meant
@@ -67,7 +67,7 @@ def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:
         at = locate(parse(text, faults), ("kind",))
     except HaltError:
         return ConfigError(name, faults)
-    message = f"is {quote(kind)}, must be one of {', '.join(KINDS)}; a cabling plan has no kind"
+    message = f"is {quote(kind)}, must be one of {', '.join(_KINDS)}; a cabling plan has no kind"
     if kind == "ConfigMap":
         message += "; check the text in its `data`, as a file of its own"
     return ConfigError(name, [ConfigFault("kind", *at, message)])
@@ -116,5 +116,5 @@ def _check_plan(document: dict[object, object], name: str) -> CheckedFile:
             if first != user:
                 notes.append(f"{port.switch} {port.port} is planned for {first} and for {user}")
     if faults:
-        raise ConfigError(name, faults[:FAULTS_MAX])
+        raise ConfigError(name, faults[:_FAULTS_MAX])
     return CheckedFile(f"cabling plan, {len(document)} nodes, {count} links", tuple(notes))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.web.history_page import HistoryDocument
 
 SINCE = "24h"
-LIMIT = 10_000
+_LIMIT = 10_000
 SAVED = "the output of `nodeagent history --json`"
 
 
@@ -81,7 +81,7 @@ def _history(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_document(document, changes, since), indent=2))
     else:
-        print("\n".join(as_text(changes, since, screen(), times=not options.between)))
+        print("\n".join(_as_text(changes, since, screen(), times=not options.between)))
     if not document.complete:
         note("older changes are not kept; see --since, and history.file of the configuration")
     return GOOD
@@ -96,7 +96,7 @@ def _asked(options: argparse.Namespace, since: float) -> HistoryDocument | None:
     from nodeagent.console.terminal import note
     from nodeagent.web.history_page import HistoryDocument
 
-    asked = urlencode({"since": since, "limit": LIMIT, "name": options.name})
+    asked = urlencode({"since": since, "limit": _LIMIT, "name": options.name})
     answer = fetch_page(f"/ui/history.json?{asked}", load(options.config), options.root, options.listen)
     if answer.body is None:
         note(f"no agent runs here ({answer.source}); give --listen for a controller, or --from FILE")
@@ -165,7 +165,7 @@ def as_document(document: HistoryDocument, changes: Iterable[Change], since: flo
     }
 
 
-def as_text(changes: Sequence[Change], since: float, on: Screen, *, times: bool = True) -> Iterator[str]:
+def _as_text(changes: Sequence[Change], since: float, on: Screen, *, times: bool = True) -> Iterator[str]:
     """A line for each change with its reasons below, and the day where it begins."""
     from nodeagent.console.moments import local
     from nodeagent.console.terminal import wrapped

@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 Path = tuple[str | int, ...]
 """Where a setting stands: keys, and indexes into lists."""
 
-FAULTS_MAX = 100
+_FAULTS_MAX = 100
 """Faults reported for one file; more would bury the first."""
 _SHOWN_MAX = 60  # characters of a value that a message repeats
 _COMPARED_MAX = 64  # longer words are not compared: difflib takes quadratic time
@@ -91,8 +91,8 @@ class FaultList:
         if key in self._known:
             return
         self._known.add(key)
-        if len(self) >= FAULTS_MAX:
-            self.halt(at, f"more than {FAULTS_MAX} faults; the rest is not listed")
+        if len(self) >= _FAULTS_MAX:
+            self.halt(at, f"more than {_FAULTS_MAX} faults; the rest is not listed")
         self._faults.append(ConfigFault(dotted(path), *at, message))
 
     def halt(self, at: tuple[int, int], message: str) -> NoReturn:

@@ -24,8 +24,8 @@ from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-READ_S = 2.0
-START_S = 10.0
+_READ_S = 2.0
+_START_S = 10.0
 RETRY_S = 10.0
 
 
@@ -42,9 +42,9 @@ def read_at_start(path: Path, read: Callable[[], T]) -> T:
     """Return what ``read`` makes of the file, before the event loop runs. Raises ``ConfigError``, also if the file does
     not answer: a process that hangs here would show no reason, and SIGTERM does not end the first process of a pod."""
     try:
-        return within("configuration", START_S, read)
+        return within("configuration", _START_S, read)
     except Unanswered as error:
-        why = f"cannot be read: no answer within {START_S:g} s; mount its file system again"
+        why = f"cannot be read: no answer within {_START_S:g} s; mount its file system again"
         raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error
 
 
@@ -64,7 +64,7 @@ class FollowedConfiguration(Generic[T]):
         self.fault = ""
         self._in_force = in_force
         self._read, self._adopt, self._folders = read, adopt, folders
-        self._reads = BoundedCalls("configuration", READ_S, self.reload)
+        self._reads = BoundedCalls("configuration", _READ_S, self.reload)
         self._remarked: set[str] = set()
         self._reload = asyncio.Event()
         self._logged: list[str] = []

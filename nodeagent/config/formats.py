@@ -17,7 +17,7 @@ from nodeagent.config.faults import did_you_mean, quote
 Check = Callable[[str], str | None]
 Mend = Callable[[str], Iterable[str]]
 
-NAME_MAX = 63
+_NAME_MAX = 63
 """Characters in the name part of a resource (a Kubernetes qualified name)."""
 PREFIX_MAX = 253 - len("requests.")
 """For quotas the API server puts ``requests.`` before the name; the result must fit too."""
@@ -96,8 +96,8 @@ def prefix_complaint(prefix: str) -> str | None:
 
 def name_complaint(name: str) -> str | None:
     """The reason why a text is refused as the name part of an extended resource, or ``None``."""
-    if len(name) > NAME_MAX:
-        return f"is {len(name)} characters long, at most {NAME_MAX} are allowed"
+    if len(name) > _NAME_MAX:
+        return f"is {len(name)} characters long, at most {_NAME_MAX} are allowed"
     if re.fullmatch(_NAME, name):
         return None
     hint = "; the prefix is set by resourcePrefix" if "/" in name else ""
@@ -117,8 +117,8 @@ def _template_complaint(template: str, longest: Mapping[str, int]) -> str | None
         return f"{quote(template)} has an unmatched brace"
     # The longest possible name, in a character that every name may contain.
     length = len(_FIELD.sub(lambda match: "0" * longest[match[1]], template))
-    if length > NAME_MAX:
-        return f"can become {length} characters long, at most {NAME_MAX} are allowed"
+    if length > _NAME_MAX:
+        return f"can become {length} characters long, at most {_NAME_MAX} are allowed"
     if name_complaint(_FIELD.sub("0", template)) is None:
         return None
     hint = "; the prefix is set by resourcePrefix" if "/" in template else ""
@@ -131,7 +131,7 @@ def _template(longest: Mapping[str, int]) -> msgspec.Meta:
     return form(
         rf"{part}(({part}|[-_.])*{part})?",
         _NAME_MEANING,
-        at_most=NAME_MAX,
+        at_most=_NAME_MAX,
         check=lambda template: _template_complaint(template, longest),
     )
 
@@ -199,13 +199,13 @@ DRIVER = form(r"[A-Za-z0-9_-]+", "a kernel driver's name, such as vfio-pci")
 ABSOLUTE_PATH = form(r"/[^\x00-\x1f]*", "an absolute path", at_most=4095)
 ARGUMENT = form(r"[^\x00]+", "an argument of a command", at_most=4095)
 PREFIX = form(_SUBDOMAIN, "a DNS subdomain", at_most=PREFIX_MAX, check=prefix_complaint)
-NAME = form(_NAME, _NAME_MEANING, at_most=NAME_MAX, check=name_complaint)
+NAME = form(_NAME, _NAME_MEANING, at_most=_NAME_MAX, check=name_complaint)
 VF_TEMPLATE = _template(VF_FIELDS)
 GPU_TEMPLATE = _template(GPU_FIELDS)
 MIG_TEMPLATE = form(
     r"([A-Za-z0-9][-A-Za-z0-9_.]*)?\{profile\}([-A-Za-z0-9_.]*[A-Za-z0-9])?",
     f"{_NAME_MEANING}, and the field {{profile}} once",
-    at_most=NAME_MAX,
+    at_most=_NAME_MAX,
     check=lambda template: _template_complaint(template, MIG_FIELDS),
 )
 HOST_NAME = form(

@@ -31,7 +31,7 @@ Fetch = Callable[[], tuple[T | None, str]]
 FETCH_S = 5.0
 AGAIN_S = 1.0
 """Between two questions of a verb that watches or waits."""
-FILE_MAX = 1 << 20
+_FILE_MAX = 1 << 20
 
 
 class AgentQueryError(Exception):
@@ -171,7 +171,7 @@ def _get(
 def _present(context: ssl.SSLContext, certificate_file: str, key_file: str | None) -> None:
     files = certificate_file, key_file or certificate_file
     try:
-        certificate, key = (read_regular(file, FILE_MAX) for file in files)
+        certificate, key = (read_regular(file, _FILE_MAX) for file in files)
         with MemoryFile(certificate) as first, MemoryFile(key) as second:
             context.load_cert_chain(first.path, second.path, password="")
     except OSError as error:  # ssl.SSLError is one
@@ -185,5 +185,5 @@ def _present(context: ssl.SSLContext, certificate_file: str, key_file: str | Non
 def _token(config: Config) -> dict[str, str]:
     if config.web.token_file is None:
         return {}
-    lines = read_regular(config.web.token_file, FILE_MAX).decode("latin-1").split()
+    lines = read_regular(config.web.token_file, _FILE_MAX).decode("latin-1").split()
     return {"Authorization": f"Bearer {lines[0]}"} if lines else {}

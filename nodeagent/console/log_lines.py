@@ -28,7 +28,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 TRACE = "  | "
 """Before each line of a traceback: no text in it can look like a record."""
 LINES_MAX = 10_000
-END_S = 0.3
+_END_S = 0.3
 """The end of the process waits this long for the last lines."""
 
 
@@ -104,7 +104,7 @@ class LogThread:
         except Full:
             self._lost += 1
 
-    def drain(self, limit_s: float = END_S) -> None:
+    def drain(self, limit_s: float = _END_S) -> None:
         """Return when all lines are written, or after ``limit_s``."""
         until = time.monotonic() + limit_s
         while self._lines.unfinished_tasks and time.monotonic() < until:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"(\d{1,9}) ?(s|min|m|h|d|w)")
 _CLOCK = re.compile(r"\d\d?:\d\d(:\d\d)?")
-FORMS = "give a duration such as 30min, 2h or 3d, a time of day such as 02:47, or a date and time"
+_FORMS = "give a duration such as 30min, 2h or 3d, a time of day such as 02:47, or a date and time"
 
 
 def moment(text: str, now: float, *, past: bool) -> float:
@@ -32,7 +32,7 @@ def moment(text: str, now: float, *, past: bool) -> float:
             at += timedelta(days=-1 if past else 1)
         return at.astimezone().timestamp()
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{text!r} is no time: {FORMS}") from error
+        raise ValueError(f"{text!r} is no time: {_FORMS}") from error
 
 
 def end(text: str, since: float, now: float) -> float:

@@ -28,7 +28,7 @@ otherwise `warning` or `error`)"""
 
 KUBELET_DIR = "/var/lib/kubelet"
 
-SECONDS_MAX = 7 * 86400
+_SECONDS_MAX = 7 * 86400
 """A week; a longer sleep may exceed what the clock can count."""
 
 Verb = Callable[[argparse.Namespace], int]
@@ -108,8 +108,8 @@ def address(text: str) -> str:
 
 def seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 <= seconds <= SECONDS_MAX:  # nan fails this too
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 to {SECONDS_MAX}")
+    if not 0 <= seconds <= _SECONDS_MAX:  # nan fails this too
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 to {_SECONDS_MAX}")
     return seconds
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 GAP = "  "
-WIDTH_MIN = 40
+_WIDTH_MIN = 40
 """Minimum number of columns of a table; the terminal wraps what is wider than itself."""
 
 OLD = "(old)"
@@ -55,7 +55,7 @@ def screen() -> Screen:
     from rich.console import Console
 
     console = Console()
-    width = max(console.width, WIDTH_MIN) if sys.stdout.isatty() else None
+    width = max(console.width, _WIDTH_MIN) if sys.stdout.isatty() else None
     return Screen(width, color=console.color_system is not None and not console.no_color)
 
 

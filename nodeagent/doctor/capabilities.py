@@ -116,7 +116,7 @@ FORMS: tuple[StoredForm[Any], ...] = (
 )
 """The files with a name of their own; ``_of_claims`` has those of claims."""
 
-CLAIMS = claim_files.FORM.name.partition("/")[0]
+_CLAIMS = claim_files.FORM.name.partition("/")[0]
 """The folder of the records of claims."""
 
 # include/uapi/linux/capability.h
@@ -195,8 +195,8 @@ def _state(tree: Tree, folder: str) -> StateDirectory:
 
 def _of_claims(place: Path) -> Iterator[StoredForm[Any]]:
     """The records of the prepared claims: one file for each, whose name is the UID of the claim."""
-    for path in sorted((place / CLAIMS).glob("*.json")):
-        yield structs.replace(claim_files.FORM, name=f"{CLAIMS}/{path.name}")
+    for path in sorted((place / _CLAIMS).glob("*.json")):
+        yield structs.replace(claim_files.FORM, name=f"{_CLAIMS}/{path.name}")
 
 
 def written(config: Config) -> tuple[str, ...]:

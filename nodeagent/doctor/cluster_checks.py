@@ -167,7 +167,7 @@ _GPU_RESOURCES = re.compile(
 )
 
 
-GROUPS = {
+_GROUPS = {
     "nodeagent.io": ("v1alpha1",),
     "topology.volcano.sh": ("v1alpha1",),
     "scheduling.volcano.sh": ("v1beta1",),
@@ -175,7 +175,7 @@ GROUPS = {
     "resource.k8s.io": ("v1",),
 }
 """The versions of our manifests, the preferred one first."""
-OURS = "nodeagent"
+_OURS = "nodeagent"
 SOURCE_LABEL = "volcano.sh/network-topology-source"
 VOLCANO_NAMESPACE = "volcano-system"
 _CONTROLLER_CONF = "volcano-controller.conf"
@@ -228,7 +228,7 @@ class ClusterFacts:
     """
 
     server: str = ""
-    namespace: str = OURS
+    namespace: str = _OURS
     error: str | None = None
     served: Mapping[str, tuple[str, tuple[str, ...]] | None] = field(default_factory=dict)
     other: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -259,7 +259,7 @@ async def read(where: ClusterOptions) -> ClusterFacts | None:
         return None
     client = ApiClient(access, manager="nodeagent-doctor", timeout_s=_TIMEOUT_S)
     try:
-        asking = _ClusterReader(client, access.namespace if pod else OURS)
+        asking = _ClusterReader(client, access.namespace if pod else _OURS)
         return await asking.all(access, where, pod=pod)
     except (ApiError, AccessError) as error:
         return ClusterFacts(access.server, error=str(error))
@@ -277,7 +277,7 @@ class _ClusterReader:
 
     async def all(self, access: Access, where: ClusterOptions, *, pod: bool) -> ClusterFacts:
         served, other = {}, {}
-        for group, versions in GROUPS.items():  # the first answer shows whether the server is reachable
+        for group, versions in _GROUPS.items():  # the first answer shows whether the server is reachable
             served[group] = await self._served(group, versions)
             if served[group] is None:
                 other[group] = await self._versions(group)
@@ -400,7 +400,7 @@ class _ClusterReader:
 
     async def _foreign(self) -> dict[str, int]:
         """The number of HyperNodes of other owners, by source."""
-        others = self._client.list(HYPERNODES.partial, labels=f"{SOURCE_LABEL}!={OURS}")
+        others = self._client.list(HYPERNODES.partial, labels=f"{SOURCE_LABEL}!={_OURS}")
         listed = await self._allowed("HyperNodes", others)
         sources = (
             (metadata(hypernode).labels or {}).get(SOURCE_LABEL, "")
@@ -420,7 +420,7 @@ class _ClusterReader:
         )
 
     async def _surge(self) -> str | None:
-        daemon_set = await self._get(_DAEMON_SETS, OURS, "the DaemonSet", self._namespace)
+        daemon_set = await self._get(_DAEMON_SETS, _OURS, "the DaemonSet", self._namespace)
         strategy = ((daemon_set or {}).get("spec") or {}).get("updateStrategy") or {}
         surge = (strategy.get("rollingUpdate") or {}).get("maxSurge")
         return None if surge in (None, 0, "0", "0%") else str(surge)
@@ -520,7 +520,7 @@ def findings(
     yield from _kinds(facts)
     yield from _tree(facts)
     if facts.surge is not None:
-        yield TOPIC.fix("surge", f"the DaemonSet {facts.namespace}/{OURS} has maxSurge {facts.surge}")
+        yield TOPIC.fix("surge", f"the DaemonSet {facts.namespace}/{_OURS} has maxSurge {facts.surge}")
     if facts.absent is not None:
         yield TOPIC.note("node_absent", f"there is no Node {facts.absent}")
     if facts.node is not None:
@@ -551,7 +551,7 @@ def _kinds(facts: ClusterFacts) -> Iterator[Finding]:
     """CRDs and schedulers."""
     for group, versions in facts.other.items():
         if versions and group != "resource.k8s.io":
-            wanted = ", ".join(GROUPS[group])
+            wanted = ", ".join(_GROUPS[group])
             yield TOPIC.fix("crd_version", f"{group} is served as {', '.join(versions)}, not as {wanted}")
     if facts.lacking:
         yield TOPIC.warn("crd_older", f"NodeLinks lacks {shortened(list(facts.lacking), 6)}")

@@ -19,7 +19,7 @@ from nodeagent.kube.resource import RESOURCE_SLICES, Json, Resource, metadata
 from nodeagent.kube.server_version import server_version
 from nodeagent.offering.offer import Offer
 
-FLOOR = (1, 36)
+_FLOOR = (1, 36)
 """The first version whose defaults have all that mode dra needs."""
 NVIDIA_GPUS = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 """The resources of whole and time-sliced GPUs of NVIDIA's device plugin."""
@@ -197,7 +197,7 @@ def findings(
 
 def _floor(facts: DraFacts, kubelet: str) -> Iterator[Finding]:
     for part, known in (("the API server", facts.version), ("the kubelet", version(kubelet))):
-        if known is not None and (0, 0) < known < FLOOR:
+        if known is not None and (0, 0) < known < _FLOOR:
             yield TOPIC.fix(
                 "version_below_dra", f"{part} has Kubernetes {known[0]}.{known[1]}, mode dra needs 1.36"
             )

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from nodeagent.base.plain_text import one_line
 
-VERSION = 1
+_VERSION = 1
 """Version of the JSON format. Fields and keys may be added under one number, but never change their meaning."""
-WIDTH_MIN = 60
+_WIDTH_MIN = 60
 """Minimum number of columns; a narrower terminal gets unwrapped lines."""
 
 
@@ -124,20 +124,20 @@ def as_table(
         ]
         if lines:
             parts.append("\n".join([topic.title, *lines, ""]))
-    return "\n".join([*parts, *_wrapped(summary(findings), "", width)])
+    return "\n".join([*parts, *_wrapped(_summary(findings), "", width)])
 
 
 def as_object(findings: Sequence[Finding]) -> dict[str, Any]:
     """The findings and their counts, for programs."""
     counted = Counter(finding.level for finding in findings)
     return {
-        "version": VERSION,
+        "version": _VERSION,
         "summary": {level.value: counted[level] for level in Level},
         "findings": [asdict(finding) for finding in findings],
     }
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def _summary(findings: Sequence[Finding]) -> str:
     counted = Counter(finding.level for finding in findings)
     fix, warn, note = (counted[level] for level in (Level.FIX, Level.WARN, Level.NOTE))
     rest = f"{count(warn, 'warning')}, {count(note, 'note')}, {counted[Level.OK]} good."
@@ -164,7 +164,7 @@ def _lines(
 
 
 def _wrapped(sentence: str, head: str, width: int | None) -> list[str]:
-    if width is None or width < WIDTH_MIN:
+    if width is None or width < _WIDTH_MIN:
         return [(head + sentence).rstrip()]
     hang = " " * len(head)
     return textwrap.wrap(

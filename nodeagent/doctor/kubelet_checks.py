@@ -95,7 +95,7 @@ TOPIC = Topic(
     },
 )
 
-SOCKET = "kubelet.sock"
+_SOCKET = "kubelet.sock"
 ROOTS = (KUBELET_DIR, "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")
 """The usual --root-dir, and those of k0s and MicroK8s."""
 _OURS = "nodeagent-"
@@ -147,7 +147,7 @@ async def read(target: Target) -> KubeletFacts:
         return KubeletFacts()
     folder = target.device_plugins_dir or base / "device-plugins"
     sockets_elsewhere, roots_elsewhere = _elsewhere(target, base, folder)
-    asks = base / "pod-resources" / SOCKET
+    asks = base / "pod-resources" / _SOCKET
     offered, no_answer = await _offered(asks)
     facts = KubeletFacts(
         str(base),
@@ -173,7 +173,7 @@ async def read(target: Target) -> KubeletFacts:
             for name in sorted(os.listdir(registry))
             if is_socket(registry / name)
         }
-    listens = sockets.pop(SOCKET, None)
+    listens = sockets.pop(_SOCKET, None)
     return replace(
         facts,
         exists=True,
@@ -191,8 +191,8 @@ async def read(target: Target) -> KubeletFacts:
 def _elsewhere(target: Target, base: Path, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Other usual places, below ``--root`` too, with a kubelet that listens, and with podresources."""
     roots = dict.fromkeys(it for root in ROOTS for it in (Path(root), target.tree.path(root)))
-    listening = [str(it / "device-plugins") for it in roots if connects(it / "device-plugins" / SOCKET)]
-    answering = [str(it) for it in roots if connects(it / "pod-resources" / SOCKET)]
+    listening = [str(it / "device-plugins") for it in roots if connects(it / "device-plugins" / _SOCKET)]
+    answering = [str(it) for it in roots if connects(it / "pod-resources" / _SOCKET)]
     return (
         tuple(it for it in listening if it != str(folder)),
         tuple(it for it in answering if it != str(base)),
@@ -258,7 +258,7 @@ def findings(
     if facts.unreachable is not None:
         other = facts.sockets_elsewhere[0] if facts.sockets_elsewhere else ""
         hint = f", but one listens in {other}: --device-plugins-dir {other}" if other else ""
-        yield TOPIC.fix("kubelet_silent", f"{facts.plugins}/{SOCKET}: {facts.unreachable}{hint}")
+        yield TOPIC.fix("kubelet_silent", f"{facts.plugins}/{_SOCKET}: {facts.unreachable}{hint}")
     else:
         yield TOPIC.ok("kubelet", f"the kubelet listens in {facts.plugins}")
     if facts.unwritable is not None:
@@ -333,7 +333,9 @@ def _podresources(facts: KubeletFacts, config: Config) -> Iterator[Finding]:
     if not facts.podresources:
         other = facts.roots_elsewhere[0] if facts.roots_elsewhere else ""
         hint = f", but {other} has one: --kubelet-dir {other}" if other else ""
-        yield TOPIC.warn("podresources_absent", f"{facts.folder}/pod-resources/{SOCKET} does not exist{hint}")
+        yield TOPIC.warn(
+            "podresources_absent", f"{facts.folder}/pod-resources/{_SOCKET} does not exist{hint}"
+        )
     elif facts.podresources_error is not None:
         yield TOPIC.warn("podresources_refused", facts.podresources_error)
     elif facts.offered is not None:

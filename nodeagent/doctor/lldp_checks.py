@@ -59,7 +59,7 @@ TOPIC = Topic(
 )
 
 LLDPD_SOCKETS = ("/run/lldpd.socket", "/run/lldpd/lldpd.socket", "/var/run/lldpd.socket")
-INTERVAL_S = 30.0
+_INTERVAL_S = 30.0
 """msgTxInterval of 802.1AB: a shorter wait proves nothing."""
 
 
@@ -178,7 +178,7 @@ def _heard(facts: LldpFacts) -> Iterator[Finding]:
         ).append(near.link)
     for reason, links in by_reason.items():
         what = f"{shortened(links)} received no LLDP in {facts.waited_s:g} s"
-        if facts.waited_s < INTERVAL_S:
+        if facts.waited_s < _INTERVAL_S:
             yield TOPIC.note("lldp_unheard", f"{what}, less than the send interval", "wait longer: --wait 35")
         else:
             yield TOPIC.warn("lldp_unheard", what, reason)

@@ -48,7 +48,7 @@ TOPIC = Topic(
     },
 )
 
-RELEASED = 1_760_000_000
+_RELEASED = 1_760_000_000
 """October 2025 as Unix time: a correct clock shows a later time."""
 _STA_UNSYNC = 0x0040  # include/uapi/linux/timex.h
 _TIMEX_BYTES = 256  # struct timex is 208 octets on 64-bit machines
@@ -86,7 +86,7 @@ def findings(machine: MachineFacts, config: Config) -> Iterator[Finding]:
         yield TOPIC.note("product_unknown", f"{product}: resources are named {name}/...")
     else:
         yield TOPIC.ok("product", f"{product}: resources are named {name}/...")
-    if machine.now is not None and machine.now < RELEASED:
+    if machine.now is not None and machine.now < _RELEASED:
         then = time.strftime("%Y-%m-%d", time.gmtime(machine.now))
         yield TOPIC.fix("clock_unset", f"the clock shows {then}, a time in the past")
     elif machine.synchronized is False:

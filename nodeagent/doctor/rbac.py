@@ -12,7 +12,7 @@ Role = Literal["agent", "controller"]
 ROLES: tuple[Role, ...] = ("agent", "controller")
 ACCOUNTS: dict[Role, str] = {"agent": "nodeagent", "controller": "nodeagent-controller"}
 """Service accounts of the manifests."""
-LEASE = "nodeagent-controller"
+_LEASE = "nodeagent-controller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ NEEDED_RIGHTS: dict[Role, tuple[NeededRight, ...]] = {
             ("get", "patch"),
             "to elect a leader",
             own_namespace=True,
-            name=LEASE,
+            name=_LEASE,
         ),
         NeededRight(
             "", "nodes", ("list", "watch", "patch"), "to label the nodes with their position in the tree"

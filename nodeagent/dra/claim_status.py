@@ -18,11 +18,11 @@ from nodeagent.dra.devices import DraDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, VfInterface
 from nodeagent.facts.model import Function, Health, State
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 
 VFS_MAX = 16
 """VFs that the data of one entry names; its limit is 10 KiB (types.go, AllocatedDeviceStatusDataMaxLength)."""
-MESSAGE_MAX = 1024
+_MESSAGE_MAX = 1024
 READY, HEALTHY = "Ready", "Healthy"
 _NO_MAC = "00:00:00:00:00:00"
 _NETWORK = ("interfaceName", "hardwareAddress")
@@ -30,14 +30,14 @@ _NETWORK = ("interfaceName", "hardwareAddress")
 
 def device_statuses(
     record: PreparedClaim, devices: Mapping[str, DraDevice], functions: Mapping[str, Function]
-) -> list[Json]:
+) -> list[_Json]:
     """Return the entries of a claim, without the times of their conditions.
 
     ``devices`` are those of the node by name, ``functions`` its PCI functions by address.
     """
-    entries: dict[tuple[Any, ...], Json] = {}
+    entries: dict[tuple[Any, ...], _Json] = {}
     for device in record.devices:
-        entry: Json = {"driver": DRIVER, "pool": device.pool, "device": device.device}
+        entry: _Json = {"driver": DRIVER, "pool": device.pool, "device": device.device}
         if device.share_id is not None:
             entry["shareID"] = device.share_id
         interfaces = tuple(_present(it, functions.get(it.pci_address)) for it in device.interfaces)
@@ -51,18 +51,18 @@ def device_statuses(
     return list(entries.values())
 
 
-def key(entry: Json) -> tuple[Any, ...]:
+def key(entry: _Json) -> tuple[Any, ...]:
     """Return what identifies an entry in ``status.devices``."""
     return entry.get("driver"), entry.get("pool"), entry.get("device"), entry.get("shareID")
 
 
-def own_entries(claim: Json) -> list[Json]:
+def own_entries(claim: _Json) -> list[_Json]:
     """Return the entries of this driver in a claim as the API server stores it, without what others add to them."""
     entries = (claim.get("status") or {}).get("devices") or ()
     return [_own_part(entry) for entry in entries if entry.get("driver") == DRIVER]
 
 
-def _own_part(entry: Json) -> Json:
+def _own_part(entry: _Json) -> _Json:
     """A CNI plugin may set addresses, and any writer a condition of its own."""
     network = {name: value for name, value in (entry.get("networkData") or {}).items() if name in _NETWORK}
     conditions = [it for it in entry.get("conditions") or () if it.get("type") in (READY, HEALTHY)]
@@ -70,12 +70,12 @@ def _own_part(entry: Json) -> Json:
     return {**others, "conditions": conditions, **({"networkData": network} if network else {})}
 
 
-def same(entries: Iterable[Json], stored: Iterable[Json]) -> bool:
+def same(entries: Iterable[_Json], stored: Iterable[_Json]) -> bool:
     """Whether the entries differ in nothing but the times of conditions and their order."""
     return _timeless(entries) == _timeless(stored)
 
 
-def with_times(entries: Sequence[Json], stored: Iterable[Json], now: str) -> list[Json]:
+def with_times(entries: Sequence[_Json], stored: Iterable[_Json], now: str) -> list[_Json]:
     """Return the entries with the time since when each condition has its status: the stored one, or ``now``."""
     known = {
         (key(entry), condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
@@ -97,7 +97,7 @@ def with_times(entries: Sequence[Json], stored: Iterable[Json], now: str) -> lis
     ]
 
 
-def _timeless(entries: Iterable[Json]) -> dict[tuple[Any, ...], Json]:
+def _timeless(entries: Iterable[_Json]) -> dict[tuple[Any, ...], _Json]:
     found = {}
     for entry in entries:
         conditions = [
@@ -108,7 +108,7 @@ def _timeless(entries: Iterable[Json]) -> dict[tuple[Any, ...], Json]:
     return found
 
 
-def _health(device: PreparedDevice, offered: DraDevice | None, functions: Mapping[str, Function]) -> Json:
+def _health(device: PreparedDevice, offered: DraDevice | None, functions: Mapping[str, Function]) -> _Json:
     """The health of a share: that of its VFs, or of its device."""
     found: list[Health] = []
     if device.vfs:
@@ -127,8 +127,8 @@ def _health(device: PreparedDevice, offered: DraDevice | None, functions: Mappin
     return _condition(HEALTHY, status, health.reasons[0].key if health.reasons else "NoFault", text)
 
 
-def _condition(kind: str, status: str, reason: str, message: str) -> Json:
-    message = message.encode(errors="backslashreplace")[:MESSAGE_MAX].decode(errors="ignore")
+def _condition(kind: str, status: str, reason: str, message: str) -> _Json:
+    message = message.encode(errors="backslashreplace")[:_MESSAGE_MAX].decode(errors="ignore")
     return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
@@ -140,7 +140,7 @@ def _present(interface: VfInterface, function: Function | None) -> VfInterface:
     return VfInterface(interface.pci_address, function.netdev, function.mac or interface.mac, rdma)
 
 
-def _data(device: PreparedDevice) -> Json:
+def _data(device: PreparedDevice) -> _Json:
     if not device.amount:
         return {"adminAccess": True}
     if device.uuid:
@@ -155,14 +155,14 @@ def _data(device: PreparedDevice) -> Json:
     return {"vfs": vfs, **more}
 
 
-def _network(device: PreparedDevice) -> Json:
+def _network(device: PreparedDevice) -> _Json:
     """The network data of a share with one VF; there is room for one interface alone."""
     if len(device.vfs) != 1 or not device.interfaces:
         return {}
     return network_data(device.interfaces[0])
 
 
-def network_data(interface: VfInterface) -> Json:
+def network_data(interface: VfInterface) -> _Json:
     """Return the ``networkData`` of one VF; empty if the host knows nothing of it."""
     values = zip(_NETWORK, (interface.netdev, interface.mac), strict=True)
     return {name: value for name, value in values if value and value != _NO_MAC}

@@ -44,7 +44,7 @@ from nodeagent.kube.failure import ApiError
 
 log = logging.getLogger(__name__)
 
-READ_S = 20.0
+_READ_S = 20.0
 """How long an API server that does not answer is asked again. The kubelet waits 45 s (dra_plugin.go)."""
 READ_AGAIN_S = 1.0
 DEVICES_S = 10.0
@@ -233,7 +233,7 @@ class PreparedClaims:
     # --- steps ----------------------------------------------------------------------------------------
 
     async def _read(self, reference: ClaimReference) -> ResourceClaim:
-        until = self._now() + READ_S
+        until = self._now() + _READ_S
         while True:
             try:
                 claim = await self._read_claim(reference.namespace, reference.name)

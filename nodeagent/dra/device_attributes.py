@@ -17,14 +17,14 @@ from nodeagent.dra.devices import Capacity, DraDevice, GpuDevice, MigPlace, PfDe
 from nodeagent.dra.mig_counters import consumed
 from nodeagent.facts.model import Link, Neighbor, Snapshot
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 
 VALUE_MAX = 64
 """Bytes of a string attribute (types.go, DeviceAttributeMaxValueLength)."""
 PCIE_ROOT, PCI_BUS_ID = "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/pciBusID"
 NUMA_NODES = ("resource.kubernetes.io/numaNode", "dra.net/numaNode")
 """The name of KEP-6072, and the one that drivers of NICs use."""
-COMPUTE = "compute"
+_COMPUTE = "compute"
 LEAF, LEAF_GROUP, SPEED = "leaf", "leafGroup", "speedMbps"
 PF_ADDRESS = "pfPciAddress"
 CNI_DEVICE, CNI_RESOURCE = "k8s.cni.cncf.io/deviceID", "k8s.cni.cncf.io/resourceName"
@@ -51,7 +51,7 @@ class LinkMemory:
         self.leaf_group: str | None = None
         """The last known leaf group of the node."""
 
-    def adopt(self, slices: Sequence[Json]) -> None:
+    def adopt(self, slices: Sequence[_Json]) -> None:
         """Take the values that an earlier agent has published."""
         for obj in slices:
             for device in obj["spec"].get("devices") or ():
@@ -84,7 +84,7 @@ def published(
     *,
     for_multus: bool = False,
     near_nodes: Mapping[int, tuple[int, ...]] = {},
-) -> Json:
+) -> _Json:
     """The device as ResourceSlices have it, without taints. ``for_multus``: Multus reads the devices of this node.
 
     ``near_nodes`` are the NUMA nodes near each one, for a list in place of one number.
@@ -103,7 +103,7 @@ def published(
     values = {name: _value(value) for name, value in attributes.items() if value is not None}
     if (near := near_nodes.get(values.get(NUMA_NODES[0], {}).get("int", -1))) is not None:
         values[NUMA_NODES[0]] = {"ints": list(near)}
-    body: Json = {"name": device.name, "attributes": values}
+    body: _Json = {"name": device.name, "attributes": values}
     if isinstance(device, MigPlace):
         memory = {"memory": {"value": device.capacity.quantity(device.capacity.total)}}
         return body | {"capacity": memory, "consumesCounters": consumed(device)}
@@ -153,7 +153,7 @@ def _pf_attributes(
         "linkType": pf.link_type,
         SPEED: place.speed_mbps,
         "rdma": pf.rdma is not None,
-        "fabric": COMPUTE if in_fabric else None,
+        "fabric": _COMPUTE if in_fabric else None,
         LEAF: place.leaf,
         LEAF_GROUP: leaf_group if in_fabric else None,
         **_place(function.pci_address, pf.pci_path, pf.numa_node),
@@ -170,7 +170,7 @@ def _place(address: str, path: Sequence[str], numa_node: int | None) -> dict[str
     }
 
 
-def _capacity(capacity: Capacity) -> Json:
+def _capacity(capacity: Capacity) -> _Json:
     """The capacity with its policy. The least amount is 0, for access as an administrator: the scheduler wants room for
     the default of the capacity even then (allocator_incubating.go, CmpRequestOverCapacity)."""
     total, step = capacity.quantity(capacity.total), capacity.quantity(capacity.step)
@@ -183,7 +183,7 @@ def _capacity(capacity: Capacity) -> Json:
     }
 
 
-def _value(value: str | int | bool) -> Json:
+def _value(value: str | int | bool) -> _Json:
     if isinstance(value, bool):
         return {"bool": value}
     return {"int": value} if isinstance(value, int) else {"string": bounded(value)}

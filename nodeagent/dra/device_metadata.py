@@ -21,9 +21,9 @@ from nodeagent.dra.device_attributes import PCI_BUS_ID
 from nodeagent.dra.prepared_claim import PreparedDevice
 from nodeagent.facts.model import Mount
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 
-VERSIONS = ("v1beta1", "v1alpha1")
+_VERSIONS = ("v1beta1", "v1alpha1")
 """Kubernetes 1.37 has both, 1.36 has v1alpha1; the fields are the same."""
 CONTAINER_FOLDER = "/var/run/kubernetes.io/dra-device-attributes"
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
@@ -42,11 +42,11 @@ class ClaimName(NamedTuple):
 
 
 def metadata_files(
-    claim: ClaimName, devices: Iterable[tuple[str, PreparedDevice]], attributes: Mapping[str, Json]
+    claim: ClaimName, devices: Iterable[tuple[str, PreparedDevice]], attributes: Mapping[str, _Json]
 ) -> dict[str, str]:
     """Return the text of the file of each request. Each device comes with the name of its request and sub-request;
     ``attributes`` are those of the ResourceSlice by the name of the device."""
-    requests: dict[str, tuple[str, list[Json]]] = {}
+    requests: dict[str, tuple[str, list[_Json]]] = {}
     for reference, device in devices:
         entries = requests.setdefault(device.request, (reference, []))[1]
         entries += _entries(device, attributes.get(device.device, {}))
@@ -68,7 +68,7 @@ def metadata_mount(claim: ClaimName, request: str, host_path: str) -> Mount | No
     return Mount(host_path, path, read_only=True)
 
 
-def _entries(device: PreparedDevice, attributes: Json) -> Iterable[Json]:
+def _entries(device: PreparedDevice, attributes: _Json) -> Iterable[_Json]:
     entry = {"driver": DRIVER, "pool": device.pool, "name": device.device}
     known = {it.pci_address: it for it in device.interfaces}
     for vf in device.vfs:
@@ -79,14 +79,14 @@ def _entries(device: PreparedDevice, attributes: Json) -> Iterable[Json]:
         yield {**entry, "attributes": attributes}
 
 
-def _stream(claim: ClaimName, reference: str, devices: list[Json]) -> str:
-    body: Json = {
+def _stream(claim: ClaimName, reference: str, devices: list[_Json]) -> str:
+    body: _Json = {
         "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid, "generation": 1},
         **({"podClaimName": claim.pod_claim} if claim.pod_claim is not None else {}),
         "requests": [{"name": reference, "devices": devices}],
     }
     versions = (
         {"kind": "DeviceMetadata", "apiVersion": f"metadata.resource.k8s.io/{version}", **body}
-        for version in VERSIONS
+        for version in _VERSIONS
     )
     return "".join(json.dumps(version, separators=(",", ":")) + "\n" for version in versions)

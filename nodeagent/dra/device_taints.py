@@ -16,7 +16,7 @@ from nodeagent.dra.devices import DraDevice, PfDevice
 from nodeagent.dra.resource_claim import Toleration
 from nodeagent.facts.model import CORDONED, Health, State
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 
 UNHEALTHY, DEGRADED, CORDON = "nodeagent.io/unhealthy", "nodeagent.io/degraded", "nodeagent.io/cordoned"
 NONE, NO_SCHEDULE, NO_EXECUTE = "None", "NoSchedule", "NoExecute"
@@ -29,7 +29,7 @@ def taints(
     no_execute: Collection[str] = (),
     share: float = 0.5,
     before: Collection[str] = (),
-) -> dict[str, list[Json]]:
+) -> dict[str, list[_Json]]:
     """The taints of each device of one pool, by name; a healthy device is absent.
 
     ``no_execute`` are the keys of reasons that delete the pods of a device. If more than ``share`` of the devices
@@ -67,7 +67,7 @@ def tolerates(tolerations: Sequence[Toleration], health: Health) -> bool:
     )
 
 
-def _taints_of(health: Health, failure: str | None, effect: str) -> list[Json]:
+def _taints_of(health: Health, failure: str | None, effect: str) -> list[_Json]:
     found = []
     if failure is not None:
         found.append(_taint(UNHEALTHY, failure, effect))
@@ -78,12 +78,12 @@ def _taints_of(health: Health, failure: str | None, effect: str) -> list[Json]:
     return found
 
 
-def blocked() -> list[Json]:
+def blocked() -> list[_Json]:
     """The taint of a device that cannot be handed out although it is healthy: a file cannot be written."""
     return [_taint(UNHEALTHY, "file_unwritable", NO_SCHEDULE)]
 
 
-def marked_no_execute(slices: Sequence[Json]) -> frozenset[str]:
+def marked_no_execute(slices: Sequence[_Json]) -> frozenset[str]:
     """The names of the devices with NoExecute in stored slices."""
     return frozenset(
         device["name"]
@@ -112,7 +112,7 @@ def _key(health: Health) -> str:
     return key
 
 
-def _taint(key: str, value: str, effect: str) -> Json:
+def _taint(key: str, value: str, effect: str) -> _Json:
     """A taint; its value is a label value (at most 63 characters)."""
     value = re.sub(r"[^A-Za-z0-9._-]", "-", value)[:63].strip("._-")
     return {"key": key, "value": value, "effect": effect}

@@ -170,7 +170,7 @@ def devices_of(
         if isinstance(kind, GpuMemory):
             gpus += gpu_devices(kind, snapshot)
         elif isinstance(kind, MigPlaces):
-            gpus += mig_places(kind, snapshot)
+            gpus += _mig_places(kind, snapshot)
         elif isinstance(kind, VfPool):
             for address in sorted(kind.pfs):
                 # Without cdi: the container gets the device nodes by the CDI spec of its claim.
@@ -196,7 +196,7 @@ def gpu_devices(kind: GpuMemory, snapshot: Snapshot) -> tuple[GpuDevice, ...]:
     )
 
 
-def mig_places(kind: MigPlaces, snapshot: Snapshot) -> Iterator[MigPlace]:
+def _mig_places(kind: MigPlaces, snapshot: Snapshot) -> Iterator[MigPlace]:
     """Yield the places of one profile on the GPUs of an entry. The scheduler takes the first one that is free: those
     that leave most of the GPU to larger profiles come first."""
     for gpu in gpu_access.selected(snapshot, kind.gpus):

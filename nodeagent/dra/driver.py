@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 
 DISK_S = 5.0
 """For the files of one claim. A local file is written in a millisecond; a disk that takes longer hangs."""
-START_S = 2.0
-READ_AGAIN_S = 5.0
+_START_S = 2.0
+_READ_AGAIN_S = 5.0
 API_S = 8.0
 """For one call to the API server: several fit into the time that the kubelet waits."""
 LINGER_S = 1.0
 """The answer to the last Unprepare must leave before the service ends."""
-CLAIMS = RESOURCE_CLAIMS.typed(ResourceClaim)
+_CLAIMS = RESOURCE_CLAIMS.typed(ResourceClaim)
 METADATA_FOLDER = "dra-device-metadata"
 """In the driver's folder of the kubelet, whose path is the same on the host and in the agent's container."""
 
@@ -135,7 +135,7 @@ class DraDriver:
     def read_records(self) -> None:
         """Read the records now, before any device is offered. Blocks; a disk without an answer is left to ``run``."""
         try:
-            self.claims.take(within("records of claims", START_S, self._files.read))
+            self.claims.take(within("records of claims", _START_S, self._files.read))
             self._loaded = True
         except OSError as error:
             log.warning("The records of prepared claims cannot be read yet. reason=%r", str(error))
@@ -161,12 +161,12 @@ class DraDriver:
                 return
             except OSError as error:
                 log.error("The records of prepared claims cannot be read. reason=%r", str(error))
-                await asyncio.sleep(READ_AGAIN_S)
+                await asyncio.sleep(_READ_AGAIN_S)
 
     async def _read(self, namespace: str, name: str) -> ResourceClaim:
         if self._client is None:
             raise Refused("the agent reads claims from the API server, and it has none: set cluster.access")
-        return await self._client.get(CLAIMS, name, namespace=namespace)
+        return await self._client.get(_CLAIMS, name, namespace=namespace)
 
     async def _serve(self) -> None:
         from nodeagent.dra.kubelet_service import DraService  # noqa: PLC0415 - protobuf: 43 ms and 1.4 MiB

@@ -43,15 +43,15 @@ from nodeagent.kubelet.unix_server import BindError, UnixServer
 
 log = logging.getLogger(__name__)
 
-VERSIONS = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+_VERSIONS = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """The newest first: the kubelet takes the first one that it supports (dra_plugin_manager.go)."""
 DEADLINE_S = 40.0
 """Less than the 45 s of the kubelet, so that it gets the reason."""
 HEALTH_S = 10.0
 """The kubelet takes the health for unknown after 30 s without a message (healthinfo.go)."""
-MESSAGE_MAX = 1024  # bytes of the message of a device's health
+_MESSAGE_MAX = 1024  # bytes of the message of a device's health
 LOOK_S = 5.0
-SOCKET = f"{DRIVER}-reg.sock"
+_SOCKET = f"{DRIVER}-reg.sock"
 """Ours in the folder of registrations."""
 UNWATCHED_S = 30.0
 """A kubelet that knows the driver opens its stream of health again every 5 s (dra_plugin_manager.go)."""
@@ -73,7 +73,7 @@ class DraService:
         self._service, self._registration = UnixServer(), UnixServer()
         self.rival: str | None = None
         """A sentence about another driver of our name."""
-        self._rivals = RivalDrivers(self._registry, self._registry / SOCKET)
+        self._rivals = RivalDrivers(self._registry, self._registry / _SOCKET)
         self._wake = asyncio.Event()
         self._watchers = 0
         """The streams of health that are open."""
@@ -133,7 +133,7 @@ class DraService:
         if dropped or not self._registration.intact():
             await self._registration.stop()
             self.registered, self._unwatched_since = False, None
-            await self._registration.start(self._registry / SOCKET, (self._registration_handler(),))
+            await self._registration.start(self._registry / _SOCKET, (self._registration_handler(),))
 
     async def _look_for_rivals(self) -> None:
         """Find out whether another driver has our name. When it has gone the kubelet gets us again: an older one has
@@ -171,7 +171,7 @@ class DraService:
     def _registration_handler(self) -> grpc.GenericRpcHandler:
         async def get_info(_request: bytes, _context: Any) -> bytes:
             return registration.PluginInfo(
-                type="DRAPlugin", name=DRIVER, endpoint=str(self._endpoint), supported_versions=VERSIONS
+                type="DRAPlugin", name=DRIVER, endpoint=str(self._endpoint), supported_versions=_VERSIONS
             ).SerializeToString()
 
         async def notify(request: bytes, context: Any) -> bytes:
@@ -336,4 +336,4 @@ def _status(pb: ModuleType, device: DraDevice) -> int:
 def _message(device: DraDevice) -> str:
     """Return the reasons, which ``kubectl describe pod`` shows."""
     text = "; ".join(f"{reason.key}: {reason.detail}" for reason in device.health.reasons)
-    return text.encode(errors="backslashreplace")[:MESSAGE_MAX].decode(errors="ignore")
+    return text.encode(errors="backslashreplace")[:_MESSAGE_MAX].decode(errors="ignore")

@@ -14,15 +14,15 @@ from typing import Any
 from nodeagent.dra.devices import DraDevice, MigPlace, gpu_name
 from nodeagent.facts.model import Gpu, MigSlot
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 
 
-def consumed(place: MigPlace) -> list[Json]:
+def consumed(place: MigPlace) -> list[_Json]:
     """Return the field ``consumesCounters`` of a device."""
     return [_counters("counterSet", place.gpu, _takes(place.slot, dict(place.profile.takes)))]
 
 
-def counter_sets(devices: Iterable[DraDevice], own: Collection[MigSlot]) -> list[Json]:
+def counter_sets(devices: Iterable[DraDevice], own: Collection[MigSlot]) -> list[_Json]:
     """Return the counters of each GPU with a place among the devices. ``own`` are the slots that the agent has filled,
     or fills now: the scheduler knows them."""
     gpus = {place.gpu.uuid: place.gpu for place in devices if isinstance(place, MigPlace)}
@@ -60,6 +60,6 @@ def _takes(slot: MigSlot, engines: Mapping[str, int]) -> dict[str, int]:
     return {**engines, **{f"memory-slice-{number}": 1 for number in slices}}
 
 
-def _counters(key: str, gpu: Gpu, numbers: Mapping[str, int]) -> Json:
+def _counters(key: str, gpu: Gpu, numbers: Mapping[str, int]) -> _Json:
     counters = {name: {"value": str(number)} for name, number in sorted(numbers.items())}
     return {key: gpu_name(gpu.uuid), "counters": counters}

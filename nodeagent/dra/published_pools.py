@@ -18,15 +18,15 @@ from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
 from nodeagent.health.health_settings import HealthSettings
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 
 
 class SlicePools(msgspec.Struct, frozen=True):
     """The devices of each pool by its name, and the pools whose facts are not known yet."""
 
-    devices: Mapping[str, Sequence[Json]]
+    devices: Mapping[str, Sequence[_Json]]
     unknown: tuple[str, ...] = ()
-    counters: Mapping[str, Sequence[Json]] = {}
+    counters: Mapping[str, Sequence[_Json]] = {}
     """The counter sets that the devices of a pool consume."""
 
 
@@ -64,7 +64,7 @@ class PublishedPools:
             self._inventory.changed(revision), self._offer.changed(offered), self._leaf_group_changed.wait()
         )
 
-    def pools(self, stored: Sequence[Json]) -> SlicePools:
+    def pools(self, stored: Sequence[_Json]) -> SlicePools:
         """The pools of now. ``stored`` are the slices on the API server: after a start, values that are not known yet
         are taken from them."""
         snapshot, current = self._inventory.snapshot, self._offer.current
@@ -76,7 +76,7 @@ class PublishedPools:
         places = self._links.places(snapshot)
         for_multus = any(isinstance(it, PfDevice) and it.vf is not None for it in current.known())
         before = marked_no_execute(stored)
-        known: dict[str, list[Json]] = {}
+        known: dict[str, list[_Json]] = {}
         unknown = []
         for pool, devices in current.pools.items():
             name = pool_name(self._node, pool)

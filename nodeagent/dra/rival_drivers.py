@@ -21,8 +21,8 @@ from google.protobuf.message import DecodeError
 from nodeagent.dra import DRIVER
 from nodeagent.kube import pluginregistration_pb2 as registration
 
-ANSWER_S = 1.0
-AGAIN_S = 60.0
+_ANSWER_S = 1.0
+_AGAIN_S = 60.0
 """A socket that has not answered is asked again."""
 SOCKETS_MAX = 64
 GET_INFO = "/pluginregistration.Registration/GetInfo"
@@ -76,9 +76,9 @@ async def _ask(path: str) -> tuple[str | None, float]:
     try:
         async with grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(GET_INFO)
-            info = registration.PluginInfo.FromString(await call(b"", timeout=ANSWER_S))
+            info = registration.PluginInfo.FromString(await call(b"", timeout=_ANSWER_S))
     except (grpc.RpcError, DecodeError):
-        return None, time.monotonic() + AGAIN_S
+        return None, time.monotonic() + _AGAIN_S
     if (info.type, info.name) != ("DRAPlugin", DRIVER):
         return None, float("inf")
     return (

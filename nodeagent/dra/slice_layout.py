@@ -22,12 +22,12 @@ import msgspec
 from nodeagent.base.quantities import quantity
 from nodeagent.dra import DRIVER
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 
 DEVICES_MAX = 64
 """The limit of a slice whose devices have taints; without taints it is 128 (types.go, ResourceSliceMaxDevices…)."""
 COUNTER_SETS_MAX = 8
-NAME_MAX = 253
+_NAME_MAX = 253
 INDEX_DIGITS = 5
 
 
@@ -36,14 +36,14 @@ class WantedSlice(msgspec.Struct, frozen=True):
 
     name: str
     pool: str
-    devices: tuple[Json, ...]
+    devices: tuple[_Json, ...]
     count: int
     """The number of slices of the pool."""
-    counters: tuple[Json, ...] = ()
+    counters: tuple[_Json, ...] = ()
     """With these it has no devices, not even an empty list (validation.go, validateResourceSliceSpec)."""
 
     @property
-    def content(self) -> Json:
+    def content(self) -> _Json:
         """The fields of the spec; the one that is absent is ``None``, so that a patch removes it."""
         if self.counters:
             return {"sharedCounters": list(self.counters), "devices": None}
@@ -54,8 +54,8 @@ class AnsweredDevices(msgspec.Struct, frozen=True):
     """The devices, or counter sets, that were sent, and what the server stored of them: a server that lacks a feature
     drops fields."""
 
-    sent: Sequence[Json]
-    stored: Sequence[Json]
+    sent: Sequence[_Json]
+    stored: Sequence[_Json]
 
 
 class SliceWrite(msgspec.Struct, frozen=True):
@@ -64,11 +64,11 @@ class SliceWrite(msgspec.Struct, frozen=True):
     verb: Literal["create", "patch", "delete"]
     name: str
     pool: str
-    spec: Json = {}
+    spec: _Json = {}
 
 
 def wanted_slices(
-    node: str, pools: Mapping[str, Sequence[Json]], counters: Mapping[str, Sequence[Json]] = {}
+    node: str, pools: Mapping[str, Sequence[_Json]], counters: Mapping[str, Sequence[_Json]] = {}
 ) -> dict[str, WantedSlice]:
     """The slices of these pools, by name. A pool without devices has one empty slice: the driver runs. ``counters`` are
     the counter sets by pool."""
@@ -83,7 +83,7 @@ def wanted_slices(
     return slices
 
 
-def _parts(items: Sequence[Json], size: int) -> list[tuple[Json, ...]]:
+def _parts(items: Sequence[_Json], size: int) -> list[tuple[_Json, ...]]:
     return [tuple(items[at : at + size]) for at in range(0, len(items), size)]
 
 
@@ -95,10 +95,10 @@ def slice_name(node: str, pool: str, index: int) -> str:
     """
     kind = pool.rpartition("/")[2]
     name = f"{index:0{INDEX_DIGITS}x}-{DRIVER}-{node}-{kind}"
-    if len(name) <= NAME_MAX:
+    if len(name) <= _NAME_MAX:
         return name
     digest = blake2b(node.encode(), digest_size=8).hexdigest()
-    return f"{index:0{INDEX_DIGITS}x}-{DRIVER}-{node[: NAME_MAX - 48].rstrip('.-')}-{digest}-{kind}"
+    return f"{index:0{INDEX_DIGITS}x}-{DRIVER}-{node[: _NAME_MAX - 48].rstrip('.-')}-{digest}-{kind}"
 
 
 def is_ours(name: str) -> bool:
@@ -114,7 +114,7 @@ def is_ours(name: str) -> bool:
 def writes(
     node: str,
     wanted: Mapping[str, WantedSlice],
-    stored: Mapping[str, Json],
+    stored: Mapping[str, _Json],
     *,
     kept_pools: Sequence[str] = (),
     generations: Mapping[str, int] = {},
@@ -142,7 +142,7 @@ def writes(
 def _pool_writes(
     node: str,
     wanted: Sequence[WantedSlice],
-    stored: Mapping[str, Json],
+    stored: Mapping[str, _Json],
     last: int,
     answered: Mapping[str, AnsweredDevices],
 ) -> Iterator[SliceWrite]:
@@ -162,7 +162,7 @@ def _pool_writes(
     raised = bool(foreign) or not fits or len(changed) > 1 or (bool(changed) and len(current) < len(wanted))
     generation = max(highest + raised, 1)
     for part in wanted:
-        spec: Json = {
+        spec: _Json = {
             "driver": DRIVER,
             "nodeName": node,
             "pool": {"name": part.pool, "generation": generation, "resourceSliceCount": part.count},
@@ -171,11 +171,11 @@ def _pool_writes(
             present = {field: value for field, value in part.content.items() if value is not None}
             yield SliceWrite("create", part.name, part.pool, spec | present)
         elif raised or part in changed:
-            dated = msgspec.structs.replace(part, devices=tuple(with_times(part.devices, stored[part.name])))
+            dated = msgspec.structs.replace(part, devices=tuple(_with_times(part.devices, stored[part.name])))
             yield SliceWrite("patch", part.name, part.pool, {"pool": spec["pool"], **dated.content})
 
 
-def with_times(devices: Sequence[Json], stored: Json) -> list[Json]:
+def _with_times(devices: Sequence[_Json], stored: _Json) -> list[_Json]:
     """The devices with the ``timeAdded`` of each taint that the stored slice has already, with this value or another:
     ``tolerationSeconds`` count from the first reason of a fault."""
     before = {device.get("name"): device for device in stored["spec"].get("devices") or ()}
@@ -193,7 +193,7 @@ def with_times(devices: Sequence[Json], stored: Json) -> list[Json]:
     return dated
 
 
-def _same(part: WantedSlice, stored: Json, answered: AnsweredDevices | None) -> bool:
+def _same(part: WantedSlice, stored: _Json, answered: AnsweredDevices | None) -> bool:
     """Whether the stored slice has these devices in this order, or what the server made of them before."""
     items, wanted = members_of(stored["spec"]), part.devices or part.counters
     return _equal(wanted, items) or (
@@ -201,18 +201,18 @@ def _same(part: WantedSlice, stored: Json, answered: AnsweredDevices | None) -> 
     )
 
 
-def members_of(spec: Json) -> Sequence[Json]:
+def members_of(spec: _Json) -> Sequence[_Json]:
     """The devices of a slice, or its counter sets."""
     return spec.get("devices") or spec.get("sharedCounters") or ()
 
 
-def _equal(devices: Sequence[Json], others: Sequence[Json]) -> bool:
+def _equal(devices: Sequence[_Json], others: Sequence[_Json]) -> bool:
     return [comparable(device) for device in devices] == [comparable(device) for device in others]
 
 
-def comparable(device: Json) -> Json:
+def comparable(device: _Json) -> _Json:
     """The device or counter set without the times of taints, and with quantities as numbers."""
-    same: Json = {**device, "capacity": _numbers(device.get("capacity") or {})}
+    same: _Json = {**device, "capacity": _numbers(device.get("capacity") or {})}
     same["taints"] = [_taint_key(taint) for taint in device.get("taints") or ()]
     same["attributes"] = device.get("attributes") or {}
     same["consumesCounters"] = _numbers(device.get("consumesCounters") or [])
@@ -248,20 +248,20 @@ def dropped_fields(sent: Any, answered: Any, path: str = "") -> set[str]:
     return set()
 
 
-def pool_of(obj: Json) -> str:
+def pool_of(obj: _Json) -> str:
     """The name of the pool of a stored slice."""
     return str((obj["spec"].get("pool") or {}).get("name", ""))
 
 
-def generation_of(obj: Json) -> int:
+def generation_of(obj: _Json) -> int:
     return int((obj["spec"].get("pool") or {}).get("generation", 0))
 
 
-def _count_of(obj: Json) -> int:
+def _count_of(obj: _Json) -> int:
     return int((obj["spec"].get("pool") or {}).get("resourceSliceCount", 0))
 
 
-def _taint_key(taint: Json) -> tuple[str, str, str]:
+def _taint_key(taint: _Json) -> tuple[str, str, str]:
     return taint.get("key", ""), taint.get("value", ""), taint.get("effect", "")
 
 

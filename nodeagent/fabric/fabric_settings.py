@@ -109,7 +109,7 @@ FabricName = Annotated[
     str,
     formats.form(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?", "a fabric's name: lower case letters, digits and -"),
 ]
-Wait = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
+_Wait = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 
 
 class FabricSelect(Settings, frozen=True, kw_only=True):
@@ -166,20 +166,20 @@ class HysteresisSettings(Settings, frozen=True, kw_only=True):
     """How long a report must stand before the tree follows it. A node that does not report changes nothing."""
 
     move_seconds: Annotated[
-        Wait, setting("Seconds that a report must stand before a placed node moves to another group.")
+        _Wait, setting("Seconds that a report must stand before a placed node moves to another group.")
     ] = 60.0
     settle_seconds: Annotated[
-        Wait,
+        _Wait,
         setting(
             "Longest time in seconds before a new node is placed. It is placed at once if each of its links "
             "that are up has a neighbor."
         ),
     ] = 30.0
     grace_seconds: Annotated[
-        Wait, setting("Seconds after which a node leaves its group when its Node was deleted.")
+        _Wait, setting("Seconds after which a node leaves its group when its Node was deleted.")
     ] = 300.0
     hold_seconds: Annotated[
-        Wait,
+        _Wait,
         setting(
             "Seconds for which all moves are held when too many would happen at once; the controller reports "
             "the hold."
@@ -197,7 +197,7 @@ class HysteresisSettings(Settings, frozen=True, kw_only=True):
         setting("This number of nodes is never too many, so that small clusters are not held."),
     ] = 8
     debounce_seconds: Annotated[
-        Wait,
+        _Wait,
         setting(
             "Seconds without a change that the controller waits for before it plans, so that related changes "
             "make one plan."

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-API_VERSION = "topology.volcano.sh/v1alpha1"
+_API_VERSION = "topology.volcano.sh/v1alpha1"
 KIND = "HyperNode"
 NVLINK, LEAF = 0, 1
 """The tiers of NVLink domains and of leaf groups. The numbers that Volcano gets may be shifted by one."""
@@ -20,7 +20,7 @@ TIER_NAMES = ("nvlink", "leaf", "spine", "core")
 SOURCE_LABEL = "volcano.sh/network-topology-source"
 OWNER_LABEL = "app.kubernetes.io/managed-by"
 FABRIC_LABEL = "nodeagent.io/fabric"
-TIER_LABEL = "nodeagent.io/tier"
+_TIER_LABEL = "nodeagent.io/tier"
 OURS = "nodeagent"
 SWITCHES = "nodeagent.io/switches"
 RAILS = "nodeagent.io/rails"
@@ -28,7 +28,7 @@ DERIVED_FROM = "nodeagent.io/derived-from"
 ALIASES = "nodeagent.io/aliases"
 NVLINK_DOMAIN = "nodeagent.io/nvlink-domain"
 
-_OWN_LABELS = frozenset((SOURCE_LABEL, OWNER_LABEL, FABRIC_LABEL, TIER_LABEL))
+_OWN_LABELS = frozenset((SOURCE_LABEL, OWNER_LABEL, FABRIC_LABEL, _TIER_LABEL))
 OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES, NVLINK_DOMAIN))
 _MEMBER_BYTES = 69
 """Measured for an exact-match member with a name of 20 characters."""
@@ -101,7 +101,7 @@ def labels_of(fabric: str, tier: int) -> Texts:
     return (
         (OWNER_LABEL, OURS),
         (FABRIC_LABEL, fabric),
-        (TIER_LABEL, tier_name(tier)),
+        (_TIER_LABEL, tier_name(tier)),
         (SOURCE_LABEL, OURS),
     )
 
@@ -118,7 +118,7 @@ def render(hypernode: HyperNode) -> dict[str, Any]:
     members = [_member("Node", name) for name in hypernode.nodes]
     members += [_member(KIND, name) for name in hypernode.children]
     spec = {"tier": hypernode.tier, "tierName": hypernode.tier_name, "members": members}
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+    return {"apiVersion": _API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
 def _member(kind: str, name: str) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def of(
     return value_of(HyperNodeObject(_HyperNodeMetadata(name, labels, annotations, resource_version), decoded))
 
 
-def decode(raw: bytes) -> HyperNode:
+def _decode(raw: bytes) -> HyperNode:
     """Decode an object's JSON. Raises ``HyperNodeError``."""
     try:
         return value_of(_DECODER.decode(raw))

@@ -40,7 +40,7 @@ _GENERATED = "podgroup-"
 KINDS = ("Job", *(kind for kind, _ in _LABELS), *dict.fromkeys(_OPERATORS.values()), "VolcanoGroup")
 ALIASES = {"trainjob": "JobSet", "vcjob": "VolcanoJob"}
 """A TrainJob is a JobSet of its name, and nothing in its pods names it."""
-NAME_MAX = 253
+_NAME_MAX = 253
 _ENDED = frozenset(("Succeeded", "Failed"))
 _SOUND = frozenset((STATE_LETTERS["healthy"], STATE_LETTERS["unused"]))
 
@@ -137,7 +137,7 @@ def job_pod(pod: ListedPod) -> JobPod | None:
         return None
     since = pod.status.start_time or meta.creation_timestamp or ""
     kind, name = named
-    job = JobKey(meta.namespace or "", kind, one_line(name, NAME_MAX, ascii_only=True))
+    job = JobKey(meta.namespace or "", kind, one_line(name, _NAME_MAX, ascii_only=True))
     return JobPod(job, meta.name, pod.spec.node_name or "", since)
 
 

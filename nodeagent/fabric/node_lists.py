@@ -26,7 +26,7 @@ from nodeagent.fabric.outcome import PlanOutcome
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import digest
 
-NAME_MAX = 64
+_NAME_MAX = 64
 """Characters of SwitchName."""
 
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
@@ -250,4 +250,4 @@ def _quoted(text: str) -> str:
 
 
 def _switch(name: str) -> str:
-    return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - 9]}-{digest(name)}"
+    return name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 9]}-{digest(name)}"

@@ -26,7 +26,7 @@ from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
 
-MAJORITY = 3
+_MAJORITY = 3
 """A domain belongs to a leaf group with this many times as many of its nodes as all others have."""
 LEAST = 2
 """The least number of nodes of a domain that is published."""
@@ -140,7 +140,7 @@ class NvlinkTier:
             parent, most = max(leaves.items(), key=lambda item: (item[1], item[0]))
             rest = leaves.total() - most
             if rest:
-                parent = parent if most >= MAJORITY * rest else None
+                parent = parent if most >= _MAJORITY * rest else None
                 apart = sorted(node for node in nodes if self._leaf.get(node, parent) != parent)
                 self.anomalies.append(_split(domain or name, parent, leaves, apart))
             if parent is None:

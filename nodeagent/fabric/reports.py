@@ -31,10 +31,10 @@ from nodeagent.fabric.nodelinks import (
 )
 from nodeagent.fabric.rail_partners import of_a_host
 
-LINKS_MAX = 128
-TEXT_MAX = 1100
+_LINKS_MAX = 128
+_TEXT_MAX = 1100
 """An LLDP string has at most 255 octets; escaping makes up to four characters of each."""
-SHOWN_MAX = 80
+_SHOWN_MAX = 80
 MAC_OCTETS = 6
 SWITCH_GUID, ADAPTER_GUID = "switch-guid", "hca-guid"
 """The subtypes of InfiniBand: the chassis ID is the GUID of a switch chip or of an adapter."""
@@ -343,15 +343,15 @@ def _check(name: str, links: NodeLinks) -> None:
         )
     if len(name) > 253 or not _NODE_NAME.fullmatch(name):
         raise RefusedReportError("has a node name that is not valid in Kubernetes")
-    if len(links.links) > LINKS_MAX:
-        raise RefusedReportError(f"lists {len(links.links)} links; at most {LINKS_MAX} are accepted")
+    if len(links.links) > _LINKS_MAX:
+        raise RefusedReportError(f"lists {len(links.links)} links; at most {_LINKS_MAX} are accepted")
     names: set[str] = set()
     for link in links.links:
         if link.name in names:
             raise RefusedReportError(f"lists the link {shown(link.name)} twice")
         names.add(link.name)
         if _has_long_text(link):
-            raise RefusedReportError(f"has a text of more than {TEXT_MAX} characters at {shown(link.name)}")
+            raise RefusedReportError(f"has a text of more than {_TEXT_MAX} characters at {shown(link.name)}")
 
 
 def _domains(links: NodeLinks) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -383,7 +383,7 @@ def _has_long_text(link: NodeLink) -> bool:
     if _is_long((*link.addresses, link.rail_checked or "", *legs)):
         return True
     if neighbor is None:
-        return max(len(name), len(fabric)) > TEXT_MAX
+        return max(len(name), len(fabric)) > _TEXT_MAX
     others = neighbor.contenders
     return _is_long((name, fabric, *_texts(neighbor))) or bool(
         others and any(map(_is_long, map(_texts, others)))
@@ -397,7 +397,7 @@ def _texts(end: LinkNeighbor | Contender) -> tuple[str, ...]:
 
 
 def _is_long(texts: tuple[str, ...]) -> bool:
-    return len("".join(texts)) > TEXT_MAX and max(map(len, texts)) > TEXT_MAX
+    return len("".join(texts)) > _TEXT_MAX and max(map(len, texts)) > _TEXT_MAX
 
 
 def octets(mac: str) -> bytes:
@@ -410,5 +410,5 @@ def octets(mac: str) -> bytes:
 
 
 def shown(text: str) -> str:
-    """Text from a report or a switch, for use in a sentence: one line of ASCII, cut to ``SHOWN_MAX`` characters."""
-    return one_line(text, SHOWN_MAX, ascii_only=True)
+    """Text from a report or a switch, for use in a sentence: one line of ASCII, cut to ``_SHOWN_MAX`` characters."""
+    return one_line(text, _SHOWN_MAX, ascii_only=True)

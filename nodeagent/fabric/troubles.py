@@ -26,7 +26,7 @@ CLOCKS_S = 300.0
 """Clocks of nodes differ by less; Kerberos refuses more."""
 TOGETHER_MIN = 3
 """The fewest links of one switch or node with one cause; two may be a coincidence, or one cable with two lanes."""
-NAMES_MAX = 8
+_NAMES_MAX = 8
 _CABLES = frozenset((AnomalyKind.MISCABLED, AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP))
 _OWN_NAME = "give each switch a name of its own"
 _REMEDIES = {
@@ -243,7 +243,7 @@ def _more(nodes: int) -> FabricTrouble:
 
 
 def few(texts: Sequence[str]) -> list[str]:
-    """The first ``NAMES_MAX``, and how many more there are."""
-    if len(texts) <= NAMES_MAX:
+    """The first ``_NAMES_MAX``, and how many more there are."""
+    if len(texts) <= _NAMES_MAX:
         return [*texts]
-    return [*texts[:NAMES_MAX], f"and {len(texts) - NAMES_MAX} more"]
+    return [*texts[:_NAMES_MAX], f"and {len(texts) - _NAMES_MAX} more"]

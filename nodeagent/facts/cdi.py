@@ -19,7 +19,7 @@ import msgspec
 
 from nodeagent.facts.model import DeviceNode, Mount
 
-VERSION = "0.6.0"
+_VERSION = "0.6.0"
 GPU_KIND = "nodeagent.io/gpu"
 VF_KIND = "nodeagent.io/vf"
 
@@ -63,7 +63,7 @@ def spec(
     container.
     """
     document: dict[str, object] = {
-        "cdiVersion": VERSION,
+        "cdiVersion": _VERSION,
         "kind": kind,
         "devices": [{"name": name, "containerEdits": _edits(devices[name])} for name in sorted(devices)],
     }
@@ -81,8 +81,8 @@ def text(document: Mapping[str, object]) -> str:
 def validate(document: object) -> None:
     """Raise ``CdiError`` if a container runtime would refuse the file."""
     root = _mapping(document, "the spec")
-    if root.get("cdiVersion") != VERSION:
-        raise CdiError(f"cdiVersion is {root.get('cdiVersion')!r}, not {VERSION}")
+    if root.get("cdiVersion") != _VERSION:
+        raise CdiError(f"cdiVersion is {root.get('cdiVersion')!r}, not {_VERSION}")
     _kind(root.get("kind"))
     devices = _list(root.get("devices"), "devices")
     if not devices:
@@ -168,7 +168,7 @@ def _check_edits(value: object, where: str) -> bool:
     """Check the edits, and return whether they edit anything."""
     edits = _mapping(value, where)
     if strange := sorted(set(map(str, edits)) - _EDITS):
-        raise CdiError(f"{where}.{strange[0]} is not of version {VERSION}")
+        raise CdiError(f"{where}.{strange[0]} is not of version {_VERSION}")
     for i, item in enumerate(_list(edits.get("env", []), f"{where}.env")):
         if not isinstance(item, str) or item.find("=") < 1:
             raise CdiError(f"{where}.env[{i}] {item!r} is not NAME=value")

@@ -18,7 +18,7 @@ from nodeagent.health.judge import JudgedDevice
 from nodeagent.health.nic import NicJudge, NicState
 from nodeagent.health.rule import Measured, Rule, clears, gravity, threshold
 
-Phase = Literal["active", "entering", "clearing", "quiet", "unknown", "off"]
+_Phase = Literal["active", "entering", "clearing", "quiet", "unknown", "off"]
 
 
 class RuleView(msgspec.Struct, frozen=True, rename="camel"):
@@ -26,7 +26,7 @@ class RuleView(msgspec.Struct, frozen=True, rename="camel"):
     stays as it is. ``clears``: what would clear the fault, in words."""
 
     rule: str
-    phase: Phase
+    phase: _Phase
     state: State
     withdraws: bool
     measured: str | None
@@ -136,7 +136,7 @@ def _rules(device: JudgedDevice, shown: set[str], now: float) -> Iterable[RuleVi
         yield view
 
 
-def _phase(rule: Rule, hold: Hold | None, measured: Measured | None) -> Phase:
+def _phase(rule: Rule, hold: Hold | None, measured: Measured | None) -> _Phase:
     if not rule.enabled:
         return "off"
     if hold is not None and hold.active:

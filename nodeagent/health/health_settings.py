@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 else:
     RuleKey = Literal[KEYS]
 
-Hold = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
+_Hold = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 Window = Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Speed = Annotated[int, msgspec.Meta(ge=1, le=100_000_000)]
 
 
@@ -37,10 +37,10 @@ class RuleSettings(Settings, frozen=True, kw_only=True):
         float | None, setting("Value at which the fault ends; never looser than enter.", exponent=True)
     ] = None
     enter_for_seconds: Annotated[
-        Hold | None, setting("Seconds that the value must be bad before the fault starts.")
+        _Hold | None, setting("Seconds that the value must be bad before the fault starts.")
     ] = None
     clear_for_seconds: Annotated[
-        Hold | None, setting("Seconds that the value must be good before the fault ends.")
+        _Hold | None, setting("Seconds that the value must be good before the fault ends.")
     ] = None
     window_seconds: Annotated[
         Window | None,
@@ -83,14 +83,14 @@ class GuardSettings(Settings, frozen=True, kw_only=True):
     """The guard: a single source cannot make most devices of a node Unhealthy at once."""
 
     share: Annotated[
-        Share,
+        _Share,
         setting(
             "Share of the VFs of all PFs, and of the GPUs, that may become Unhealthy within `seconds`; 1 "
             "turns the guard off."
         ),
     ] = 0.5
     seconds: Annotated[
-        Hold,
+        _Hold,
         setting("Seconds. A fault that lasts longer, or that a second source confirms, passes the guard."),
     ] = 60.0
 
@@ -115,7 +115,7 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
         setting("Changes of single rules.", max_length=64, example=EXAMPLE_RULE),
     ] = ()
     settle_seconds: Annotated[
-        Hold,
+        _Hold,
         setting(
             "Seconds after the carrier has returned in which bit errors of link training do not count; and after a "
             "change of MTU, rings, channels, pauses, VFs or driver, in which a lost carrier is no flap."
@@ -157,7 +157,7 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     ] = "/var/lib/nodeagent"
 
 
-def apply(rule: Rule, settings: RuleSettings) -> Rule:
+def _apply(rule: Rule, settings: RuleSettings) -> Rule:
     """Return the rule with the changes of the configuration; ``None`` leaves the default."""
     changes = {
         "enter": settings.enter,
@@ -176,7 +176,7 @@ def apply(rule: Rule, settings: RuleSettings) -> Rule:
 def apply_all(rules: Iterable[Rule], settings: Iterable[RuleSettings]) -> tuple[Rule, ...]:
     """Return the rules with their changes, in their order."""
     changed = {entry.rule: entry for entry in settings}
-    return tuple(apply(rule, changed[rule.key]) if rule.key in changed else rule for rule in rules)
+    return tuple(_apply(rule, changed[rule.key]) if rule.key in changed else rule for rule in rules)
 
 
 def effective(settings: Iterable[RuleSettings]) -> tuple[Rule, ...]:
@@ -212,7 +212,7 @@ def _complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
         yield "windowSeconds", f"{settings.rule} counts over a day; remove windowSeconds"
     if before.decays == "penalty" and settings.clear is not None and settings.clear <= 0:
         yield "clear", "must be more than 0: a penalty that decays by half never reaches 0"
-    changed = apply(before, settings)
+    changed = _apply(before, settings)
     if before.decays == "penalty" and 0 < changed.clear <= changed.enter:
         most = ceiling(changed.clear, changed.window_s or 1.0)
         if most <= changed.enter:

@@ -20,7 +20,7 @@ import msgspec
 
 from nodeagent.measurements.sample import Sample
 
-VERSION = 1
+_VERSION = 1
 LINE_MAX = 1024 * 1024
 """A sample of a PF with 256 VFs has 50 KiB."""
 
@@ -59,7 +59,7 @@ class Header(msgspec.Struct, frozen=True):
     """``boot_id`` identifies recordings of one boot; ``booted_at`` is CLOCK_REALTIME at zero of CLOCK_BOOTTIME."""
 
     form: Literal["nodeagent-samples"] = "nodeagent-samples"
-    version: int = VERSION
+    version: int = _VERSION
     agent: str = ""
     boot_id: str = ""
     booted_at: float = 0.0
@@ -99,10 +99,10 @@ def _header(line: bytes) -> Header:
         header = msgspec.json.decode(line, type=Header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordingError(1, f"this is not the header of recorded samples ({error})") from error
-    if header.version != VERSION:
+    if header.version != _VERSION:
         raise RecordingError(
             1,
-            f"these samples are in version {header.version}, and this is an agent for version {VERSION}; "
+            f"these samples are in version {header.version}, and this is an agent for version {_VERSION}; "
             "replay them with the agent that recorded them",
         )
     return header

@@ -3,7 +3,7 @@
 All timers of health are here: holds expire, penalties decay, data becomes stale. ``NicJudge`` returns the time of
 the next evaluation, and ``run`` evaluates then. Facts and GPU events are evaluated in the call that brings them, so
 that a lost carrier and an XID reach the kubelet without delay; so are samples with news of a link, each for the PFs
-that have news. ``run`` evaluates all PFs ``GATHER_S`` later, because samples arrive source by source.
+that have news. ``run`` evaluates all PFs ``_GATHER_S`` later, because samples arrive source by source.
 
 Belongs to one event loop. Times are CLOCK_BOOTTIME.
 """
@@ -45,7 +45,7 @@ NIC_SECTION = "nic"
 GPU_SECTION = "gpu"
 _LEAST_S = 0.01
 """Between two evaluations that only time requires."""
-GATHER_S = 1.0
+_GATHER_S = 1.0
 """The kubelet has the news first; then come the other samples, and the state file. The sources of 72 links are read
 within half a second, and an evaluation of each would cost as much as all."""
 
@@ -102,7 +102,7 @@ class HealthService:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(None if due is None else max(_LEAST_S, due - self._clock())):
                         await self._wake.wait()
-                        await asyncio.sleep(GATHER_S)
+                        await asyncio.sleep(_GATHER_S)
                 self._wake.clear()
                 self._judge_and_publish()
         finally:

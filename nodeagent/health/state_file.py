@@ -28,7 +28,7 @@ from nodeagent.base.stored_file import StoredFile, StoredForm
 log = logging.getLogger(__name__)
 
 GAP_S = 5.0
-WRITE_S = 5.0
+_WRITE_S = 5.0
 """Nobody waits for this file: a slow disk has more time than with the files that the kubelet's devices wait for."""
 _VERSION = 1
 
@@ -117,12 +117,12 @@ class StateFile:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                await self.file.save(self.content(), WRITE_S)
+                await self.file.save(self.content(), _WRITE_S)
                 await asyncio.sleep(GAP_S)
         finally:
             # The tasks that are cancelled together with this one store their last records.
             await asyncio.sleep(0)
-            await self.file.save(self.content(), WRITE_S)  # an unchanged file costs nothing
+            await self.file.save(self.content(), _WRITE_S)  # an unchanged file costs nothing
 
     def content(self) -> _File:
         """Return what is written."""

@@ -21,7 +21,7 @@ from nodeagent.base.regular_file import read_opened, refuse_irregular
 
 OWNER = 65534
 """Nobody: root without capabilities is neither the owner of such a folder nor above its sticky bit."""
-ENTRIES_MAX = 100_000
+_ENTRIES_MAX = 100_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -119,7 +119,7 @@ class ForeignFolder:
 
     def empty(self) -> None:
         """Delete every entry, at any depth without recursion: what lies deeper is first moved up to this folder."""
-        left = ENTRIES_MAX
+        left = _ENTRIES_MAX
         while left > 0 and (names := os.listdir(self._descriptor)):
             for name in names:
                 left -= 1

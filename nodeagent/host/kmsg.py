@@ -18,7 +18,7 @@ from msgspec import Struct
 from nodeagent.host.fd import Closing
 from nodeagent.host.gpu_driver import DriverMessage
 
-PATH = "/dev/kmsg"
+_PATH = "/dev/kmsg"
 _RECORD_MAX = 8192  # Documentation/ABI/testing/dev-kmsg; a shorter buffer is an error (EINVAL)
 _RECORDS_AT_ONCE = 2000
 
@@ -147,7 +147,7 @@ class KernelLog(Closing):
     the different ones of NVIDIA's drivers in the last reading, ``left_out`` those that one device had too many of.
     ``low_power``: whether the slot of a function offers too little power, by its last line."""
 
-    def __init__(self, path: str | os.PathLike[str] = PATH) -> None:
+    def __init__(self, path: str | os.PathLike[str] = _PATH) -> None:
         self.low_power: dict[str, bool] = {}
         self.overruns = self.left_out = 0
         self.messages: list[DriverMessage] = []

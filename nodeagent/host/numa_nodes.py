@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from nodeagent.host.sysfs import SysfsError, Tree
 
-NODES = "/sys/devices/system/node"
+_NODES = "/sys/devices/system/node"
 CPUS = "/sys/devices/system/cpu"
 
 
@@ -21,7 +21,7 @@ def near_nodes(tree: Tree) -> Mapping[int, tuple[int, ...]]:
     near to itself alone."""
     names: list[re.Match[str] | None] = []
     with suppress(SysfsError):
-        names = [re.fullmatch(r"node([0-9]+)", name) for name in tree.names(NODES)]
+        names = [re.fullmatch(r"node([0-9]+)", name) for name in tree.names(_NODES)]
     nodes = sorted(int(name[1]) for name in names if name is not None)
     sockets = {node: _socket(tree, node) for node in nodes}
     return {node: _near(node, nodes, _distances(tree, node), sockets) for node in nodes}
@@ -47,14 +47,14 @@ def _near(
 def _distances(tree: Tree, node: int) -> list[int]:
     """The distances to each node in their order; empty if they cannot be read."""
     with suppress(SysfsError, ValueError):
-        return [int(number) for number in (tree.text(f"{NODES}/node{node}/distance") or "").split()]
+        return [int(number) for number in (tree.text(f"{_NODES}/node{node}/distance") or "").split()]
     return []
 
 
 def _socket(tree: Tree, node: int) -> int | None:
     """The socket of the first CPU of a node; ``None`` without a CPU."""
     with suppress(SysfsError, ValueError):
-        first = re.match(r"[0-9]+", tree.text(f"{NODES}/node{node}/cpulist") or "")
+        first = re.match(r"[0-9]+", tree.text(f"{_NODES}/node{node}/cpulist") or "")
         if first is not None:
             return tree.integer(f"{CPUS}/cpu{first[0]}/topology/physical_package_id")
     return None

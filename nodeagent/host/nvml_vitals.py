@@ -2,7 +2,7 @@
 
 * A call that fails, is missing in an old driver or returns an invalid value affects only its own values. A missing
   value is logged once for each call and GPU.
-* An impossible value (``LIMITS``) is dropped and named. Hardware that has left the bus returns ``0xffffffff``, and so
+* An impossible value (``_LIMITS``) is dropped and named. Hardware that has left the bus returns ``0xffffffff``, and so
   does NVML for a value that is not available.
 * All field values of a GPU are one call, because each call may wait for the driver's lock. NVLinks are selected by
   number in ``scopeId``: the field IDs of single links end at link 11 of Hopper's 18.
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 LINKS = 18
 """NVLinks that are read before the driver has returned their number (Hopper and Blackwell: 18)."""
-LINKS_MAX = 36  # NVML_NVLINK_MAX_LINKS
-TEXT_MAX = 96  # NVML's longest buffer for these texts
+_LINKS_MAX = 36  # NVML_NVLINK_MAX_LINKS
+_TEXT_MAX = 96  # NVML's longest buffer for these texts
 _ONES_32 = 2.0**32 - 1
 COUNTER_MAX = 2.0**63
 """Values above it are negative ones: no counter reaches it, and 2**64 - 1 is NVML's "not available"."""
 
-LIMITS: dict[str, tuple[float, float]] = {
+_LIMITS: dict[str, tuple[float, float]] = {
     "gpu_memory_used_bytes": (0, 2.0**50),
     "gpu_memory_total_bytes": (0, 2.0**50),
     "gpu_celsius": (-55, 150),
@@ -171,15 +171,15 @@ def plausible(
     if used is not None and total is not None and used > total:
         absurd.append("gpu_memory_used_bytes")
     kept = {name: value for name, value in values.items() if name not in absurd}
-    short = {name: text[:TEXT_MAX] for name, text in texts.items() if text}
+    short = {name: text[:_TEXT_MAX] for name, text in texts.items() if text}
     return GpuVitals(uuid, kept, short, tuple(sorted(set(absurd))), processes)
 
 
 def _is_possible(name: str, value: float) -> bool:
     head, _, link = name.partition("/")
-    if head == "gpu_nvlink_up" and not (link.isascii() and link.isdecimal() and int(link) < LINKS_MAX):
+    if head == "gpu_nvlink_up" and not (link.isascii() and link.isdecimal() and int(link) < _LINKS_MAX):
         return False
-    least, most = LIMITS.get(head, (0.0, COUNTER_MAX))
+    least, most = _LIMITS.get(head, (0.0, COUNTER_MAX))
     return math.isfinite(value) and least <= value <= most
 
 
@@ -284,7 +284,7 @@ class VitalsReader:
             if answer.nvmlReturn == lib.NVML_SUCCESS
         }
         count = numbers.pop("links", None)
-        if count is not None and LINKS < count <= LINKS_MAX:
+        if count is not None and LINKS < count <= _LINKS_MAX:
             self._links[self._uuid] = int(count)  # used by the next reading
         if self._uuid not in self._unsupported and any(
             numbers.get(f"gpu_nvlink_up/{link}") == 1 for link in links

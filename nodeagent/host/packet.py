@@ -17,7 +17,7 @@
   socket for one gets the frame after the tag is gone: by the netdev of that VLAN if the host has one, otherwise as a
   frame for another host, although it is multicast.
 * The event loop reads at most ``TURN`` frames in a row, and a link at most ``RATE`` frames a second. Then the
-  socket pauses for ``PAUSE_S``, and the kernel drops, without a copy, frames beyond ``QUEUE`` bytes.
+  socket pauses for ``_PAUSE_S``, and the kernel drops, without a copy, frames beyond ``QUEUE`` bytes.
 * Calls that may wait for the kernel run in threads: ``open_socket`` takes the RTNL lock, which a driver may hold
   for seconds, and closing waits for an RCU grace period, 16 ms for each socket.
 
@@ -42,7 +42,7 @@ _GROUPS = tuple(bytes.fromhex(f"0180c20000{last}") for last in ("0e", "03", "00"
 TURN = 16
 RATE = 4000.0
 BURST = 512.0
-PAUSE_S = 0.025
+_PAUSE_S = 0.025
 QUEUE = 64 * 1024
 """The value of SO_RCVBUF; the kernel doubles it, which is room for about 150 frames."""
 _FRAME_MAX = 2048  # an LLDPDU must fit a frame of 1500 octets; a longer one is cut and counts as malformed
@@ -210,7 +210,7 @@ class LldpSocket:
         if self._budget < 1.0:
             self.paused += 1
             self._loop.remove_reader(self._socket)
-            self._resume = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._read)
+            self._resume = self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._socket, self._read)
             return 0
         return min(TURN, int(self._budget))
 

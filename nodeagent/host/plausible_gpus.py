@@ -20,7 +20,7 @@ UUID_MAX = len("GPU-00000000-0000-0000-0000-000000000000")
 """A longer UUID would make longer device IDs than ``kinds.device_list_size`` counts with."""
 MEMORY_MAX_MIB = 4 << 20
 """4 TiB, ten times the largest GPU of 2026."""
-NAME_MAX = 96
+_NAME_MAX = 96
 """NVML_DEVICE_NAME_V2_BUFFER_SIZE"""
 _FAULT_MAX = 200
 _MINOR_MAX = (1 << 20) - 1
@@ -64,7 +64,7 @@ def plausible(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
                 yield f"the MIG device {device.uuid} twice"
 
     def checked(reading: GpuReading) -> GpuReading:
-        name = None if reading.name is None else one_line(reading.name, NAME_MAX)
+        name = None if reading.name is None else one_line(reading.name, _NAME_MAX)
         fault = None if reading.fault is None else one_line(reading.fault, _FAULT_MAX)
         found = " and ".join(nonsense(reading))
         if not found:

@@ -21,7 +21,7 @@ from nodeagent.lldp.escaping import printable, text_of
 NameMap = Mapping[int, str]
 """Names by node GUID, printable."""
 
-NAMES_MAX = 200_000
+_NAMES_MAX = 200_000
 _NAME_MAX = 255
 _MANAGED = re.compile(r"M[A-Z]\d;([^:]*)(?::[^/]*)?((?:/[^/]*)*)", re.DOTALL)
 _BOARD = re.compile(r"/([LS]\d+)(?=[/:]|$)")
@@ -76,6 +76,6 @@ def parse_name_map(text: bytes) -> dict[int, str]:
             raise NameMapError(f"line {number}: a name has 1 to {_NAME_MAX} characters")
         if names.setdefault(guid, name) != name:
             raise NameMapError(f"line {number}: the GUID {match[1]} has another name on an earlier line")
-        if len(names) > NAMES_MAX:
-            raise NameMapError(f"it has more than {NAMES_MAX} names")
+        if len(names) > _NAMES_MAX:
+            raise NameMapError(f"it has more than {_NAMES_MAX} names")
     return names

@@ -25,7 +25,7 @@ SUBTYPES = {
     NodeType.SWITCH: "switch-guid",
     NodeType.ROUTER: "router-guid",
 }
-CAPABILITIES = {
+_CAPABILITIES = {
     NodeType.CHANNEL_ADAPTER: ("station",),
     NodeType.SWITCH: ("bridge",),
     NodeType.ROUTER: ("router",),
@@ -34,7 +34,7 @@ CAPABILITIES = {
 
 ADAPTER_NEIGHBOR = "adapter_neighbor"
 NOT_ASKED = "peer_not_asked"
-KEYS = (NO_NEIGHBOR, ADAPTER_NEIGHBOR, NOT_ASKED)
+_KEYS = (NO_NEIGHBOR, ADAPTER_NEIGHBOR, NOT_ASKED)
 _ACTIVE = 4
 
 
@@ -66,7 +66,7 @@ def neighbors_of(ports: Iterable[AskedPort], names: NameMap) -> tuple[Neighbor, 
     """One neighbor for each port whose peer has answered, sorted by link. It is stale while the link is down, and
     while the peer does not answer."""
     found = (
-        neighbor_of(
+        _neighbor_of(
             port.link, port.peer, names, stale=port.peer_state in (PeerState.DOWN, PeerState.UNRESPONSIVE)
         )
         for port in ports
@@ -75,7 +75,7 @@ def neighbors_of(ports: Iterable[AskedPort], names: NameMap) -> tuple[Neighbor, 
     return tuple(sorted(found, key=lambda neighbor: neighbor.link))
 
 
-def neighbor_of(link: str, peer: Peer, names: NameMap, *, stale: bool = False) -> Neighbor:
+def _neighbor_of(link: str, peer: Peer, names: NameMap, *, stale: bool = False) -> Neighbor:
     info, description = peer.info, peer.description or b""
     own_name = adapter_name if info.node_type is NodeType.CHANNEL_ADAPTER else switch_name
     return Neighbor(
@@ -84,7 +84,7 @@ def neighbor_of(link: str, peer: Peer, names: NameMap, *, stale: bool = False) -
         port_id=Identifier(PORT, str(info.local_port)),
         system_name=names.get(info.node_guid) or own_name(description),
         system_description=printable(text_of(description)) or None,
-        capabilities=CAPABILITIES[info.node_type],
+        capabilities=_CAPABILITIES[info.node_type],
         stale=stale,
         confirmed=True,  # the peer has answered a question: no frame of another port can be in its place
     )

@@ -5,7 +5,7 @@ route of ports, without an address and without a subnet manager. One hop is enou
 cable answers with its GUID, with the number of the port on which the question came in, and with its name.
 
 * The only method is Get, with the M_Key 0, over at most one hop. There is no code for Set, and none for a sweep.
-* All integers are big-endian. A question and an answer have ``SIZE`` octets.
+* All integers are big-endian. A question and an answer have ``_SIZE`` octets.
 
 Sources: InfiniBand Architecture Specification, volume 1, release 1.4: 13.4.3 (MAD header), 13.4.7 (status), 14.2.1.2
 (directed-route SMP), 14.2.5.2 (NodeDescription), 14.2.5.3 (NodeInfo); include/rdma/ib_mad.h and ib_smi.h of Linux.
@@ -17,7 +17,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-SIZE = 256
+_SIZE = 256
 BASE_VERSION = 1
 CLASS_VERSION = 1
 DIRECTED_ROUTE = 0x81
@@ -88,7 +88,7 @@ def question(attribute: Attribute, port: int, transaction: int) -> bytes:
     """
     if not 1 <= port <= 254:
         raise ValueError(f"{port} is not the number of an InfiniBand port")
-    packet = bytearray(SIZE)
+    packet = bytearray(_SIZE)
     _HEADER.pack_into(
         packet,
         0,

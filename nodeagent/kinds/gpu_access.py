@@ -18,7 +18,7 @@ from nodeagent.facts.allocation import Allocation, Devices
 from nodeagent.facts.model import DeviceNode, Function, Gpu, Health, Holding, HostPaths, MigDevice, Snapshot
 from nodeagent.kinds import DeviceKind, distance
 
-Strategy = Literal["cdi", "envvar"]
+_Strategy = Literal["cdi", "envvar"]
 
 CDI_KIND = "nvidia.com/gpu"
 """The kind of the specs that NVIDIA's container toolkit writes."""
@@ -44,7 +44,7 @@ class GpuKind(DeviceKind, frozen=True):
 
     resource: str
     gpus: frozenset[str] | None = None
-    strategy: Strategy = "cdi"
+    strategy: _Strategy = "cdi"
     pass_device_nodes: bool = False
     cdi_kind: str = CDI_KIND
     control_nodes: tuple[str, ...] = CONTROL_NODES

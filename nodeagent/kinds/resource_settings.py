@@ -28,7 +28,7 @@ from nodeagent.config.setting import (
 from nodeagent.kinds.enforcement import Enforcement
 
 Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
-Strategy = Literal["cdi", "envvar"]
+_Strategy = Literal["cdi", "envvar"]
 Preferred = Literal["pack", "spread", "nic-affinity"]
 Mode = Literal["devicePlugin", "dra"]
 NO_MODE = {"mode": "kinds gpu-mem, vf and mig have it; device plugins alone offer whole GPUs"}
@@ -207,7 +207,7 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
         ),
     ] = "pack"
     device_list_strategy: Annotated[
-        Strategy,
+        _Strategy,
         setting(
             "How the container gets its GPU. cdi: the container runtime gets the GPU's CDI name (containerd "
             "1.7 with CDI enabled, containerd 2, CRI-O). No RuntimeClass is needed, and a runtime without CDI "
@@ -262,7 +262,7 @@ class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gp
             extra_json_schema={"minProperties": 1},
         ),
     ]
-    device_list_strategy: Annotated[Strategy, setting("As for gpu-mem.")] = "cdi"
+    device_list_strategy: Annotated[_Strategy, setting("As for gpu-mem.")] = "cdi"
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
 
 
@@ -291,7 +291,7 @@ class MigResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="mi
         ),
     ] = "devicePlugin"
     select: Annotated[GpuSelect, setting("Which GPUs; without any list, all GPUs.")] = GpuSelect()
-    device_list_strategy: Annotated[Strategy, setting("As for gpu-mem.")] = "cdi"
+    device_list_strategy: Annotated[_Strategy, setting("As for gpu-mem.")] = "cdi"
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
 
 

@@ -33,7 +33,7 @@ from nodeagent.kinds import (
 )
 
 VfDriver = Literal["any", "netdevice", "vfio-pci", "rdma"]
-Preferred = Literal["spread", "pack"]
+_Preferred = Literal["spread", "pack"]
 
 _DEVICE_INFO_VERSION = "1.1.0"
 _VFIO = "/dev/vfio/vfio"
@@ -58,7 +58,7 @@ class VfPool(DeviceKind, frozen=True):
     pfs: frozenset[str] | tuple[str, ...]
     vf_indexes: tuple[range, ...] | None = None
     vf_driver: VfDriver = "any"
-    preferred: Preferred = "spread"
+    preferred: _Preferred = "spread"
     rdma_cm: bool = True
     vhost_net: bool = False
     cdi: bool = False

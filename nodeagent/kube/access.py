@@ -25,7 +25,7 @@ import yaml
 from nodeagent.base.regular_file import read_regular
 
 SERVICE_ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"
-FILE_MAX = 1 << 20
+_FILE_MAX = 1 << 20
 _PLAIN = {
     "token", "tokenFile", "client-certificate", "client-certificate-data", "client-key", "client-key-data",
 }  # fmt: skip
@@ -71,7 +71,7 @@ class Access:
         """The certificates of the trusted CAs in PEM; reads their file. Raises ``OSError``."""
         if self.ca_file is None:
             return self.ca
-        return read_regular(self.ca_file, FILE_MAX).decode(
+        return read_regular(self.ca_file, _FILE_MAX).decode(
             "ascii", "ignore"
         )  # comments may have other letters
 
@@ -201,7 +201,7 @@ def _by_official_client(path: Path | None, context: str | None) -> Access:
 
 def _read(path: Path) -> str:
     try:
-        return read_regular(path, FILE_MAX).decode()
+        return read_regular(path, _FILE_MAX).decode()
     except OSError as error:
         raise AccessError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

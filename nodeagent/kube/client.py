@@ -39,7 +39,7 @@ __all__ = ["ApiClient", "ApiError", "Listing"]
 T = TypeVar("T")
 U = TypeVar("U")
 
-TIMEOUT_S = 15.0
+_TIMEOUT_S = 15.0
 PAGE = 500
 THREADS = 4
 RESTARTS_MAX = 2
@@ -89,7 +89,7 @@ class ApiClient:
         access: Access,
         *,
         manager: str = "nodeagent",
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = _TIMEOUT_S,
         guard: Callable[[], float] | None = None,
         no_data_s: float = NO_DATA_S,
         threads: int = THREADS,

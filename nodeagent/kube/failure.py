@@ -13,7 +13,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.kube.api_request import ApiRequest
 
 GONE = 410
-TEXT_MAX = 500
+_TEXT_MAX = 500
 CAUSES_MAX = 1000
 _REASONS = {
     401: "Unauthorized",
@@ -118,7 +118,9 @@ def error_of_answer(request: ApiRequest, status: int, headers: Mapping[str, str]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = ApiStatus(message=body.decode("utf-8", "replace"))
     reason = answer.reason or _REASONS.get(status, "Unknown")
-    message = one_line(" ".join(answer.message.split("\n")).strip(), TEXT_MAX) or "no message from the server"
+    message = (
+        one_line(" ".join(answer.message.split("\n")).strip(), _TEXT_MAX) or "no message from the server"
+    )
     details = answer.details or {}
     after = asked_wait_s(headers.get("Retry-After"), time.time())
     asked = details.get("retryAfterSeconds")
@@ -128,7 +130,7 @@ def error_of_answer(request: ApiRequest, status: int, headers: Mapping[str, str]
         request.verb,
         request.path,
         status,
-        one_line(reason, TEXT_MAX),
+        one_line(reason, _TEXT_MAX),
         message,
         retry_after_s=after,
         remedy=_remedy(request, status, answer.message),
@@ -163,7 +165,7 @@ def _remedy(request: ApiRequest, status: int, message: str) -> str:
 def _causes(causes: Any) -> tuple[RefusedField, ...]:
     """The causes of a Status that name a field."""
     return tuple(
-        RefusedField(field[:TEXT_MAX], one_line(str(cause.get("message", "")), TEXT_MAX))
+        RefusedField(field[:_TEXT_MAX], one_line(str(cause.get("message", "")), _TEXT_MAX))
         for cause in (causes[:CAUSES_MAX] if isinstance(causes, list) else ())
         if isinstance(cause, dict) and isinstance(field := cause.get("field"), str)
     )

@@ -31,8 +31,8 @@ U = TypeVar("U")
 Changed = Callable[[str, Any, Any], None]
 """Receives the key, the object before and the object now; ``None``: it does not exist."""
 
-BACKOFF_FIRST_S = 1.0
-BACKOFF_MAX_S = 60.0
+_BACKOFF_FIRST_S = 1.0
+_BACKOFF_MAX_S = 60.0
 SHORT_S = 1.0
 """A watch that ends sooner counts as a failure; else a server that ends each watch at once would cause a busy loop."""
 QUIET_S = 10.0
@@ -63,8 +63,8 @@ class Reflector(Generic[U]):
         changed: Changed | None = None,
         optional: Callable[[], None] | None = None,
         listed: Callable[[], None] | None = None,
-        first_s: float = BACKOFF_FIRST_S,
-        max_s: float = BACKOFF_MAX_S,
+        first_s: float = _BACKOFF_FIRST_S,
+        max_s: float = _BACKOFF_MAX_S,
     ) -> None:
         self.objects: dict[str, U] = {}
         self.synced = asyncio.Event()

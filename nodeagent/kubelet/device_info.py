@@ -14,7 +14,7 @@ from nodeagent.facts.allocation import DeviceInfo
 DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 """The folder that the Network Plumbing Working Group's device-info specification gives to device plugins."""
 
-FRESH_S = 60.0
+_FRESH_S = 60.0
 """A file this young may be of a pod that podresources does not list yet, written by an agent that still serves."""
 
 
@@ -40,7 +40,7 @@ class DeviceInfoFiles:
     def remove_stale(self, prefix: str, held: Iterable[str]) -> tuple[str, ...]:
         """Remove the files of an earlier agent and return their names.
 
-        Such a file begins with ``prefix``, is older than ``FRESH_S``, and is not of a held device.
+        Such a file begins with ``prefix``, is older than ``_FRESH_S``, and is not of a held device.
         """
         self._leftovers = Leftovers(self.folder, f"{glob.escape(prefix)}*-device.json")
         self._leftovers.sweep()
@@ -51,7 +51,7 @@ class DeviceInfoFiles:
             if path.name in keep or path.name in self._written:
                 continue
             with suppress(FileNotFoundError):
-                if time.time() - path.lstat().st_mtime > FRESH_S:
+                if time.time() - path.lstat().st_mtime > _FRESH_S:
                     path.unlink()
                     removed.append(path.name)
         return tuple(removed)

@@ -22,12 +22,12 @@ from nodeagent.base.backoff import Backoff
 from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 
-__all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "offered", "once", "settled", "watch"]
+__all__ = ["EMPTY_STANDS_S", "PodResourcesError", "offered", "once", "settled", "watch"]
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 30.0
-RETRY_S = 1.0
+_INTERVAL_S = 30.0
+_RETRY_S = 1.0
 RETRY_MAX_S = 5.0
 """After failures the wait grows to this: the kubelet may be back at any moment, and asking it costs little."""
 NOTED_S = 0.5
@@ -77,7 +77,7 @@ async def watch(
     mark_stale: Callable[[str], object],
     read_now: asyncio.Event,
     *,
-    interval_s: float = INTERVAL_S,
+    interval_s: float = _INTERVAL_S,
     own_pod: tuple[str, str] | None = None,
     empty_stands_s: float = EMPTY_STANDS_S,
     own_stands_s: float = OWN_STANDS_S,
@@ -91,7 +91,7 @@ async def watch(
     empty_since: float | None = None
     own_since: float | None = None
     failing = False
-    backoff = Backoff(min(RETRY_S, interval_s), min(RETRY_MAX_S, interval_s))
+    backoff = Backoff(min(_RETRY_S, interval_s), min(RETRY_MAX_S, interval_s))
     while True:
         try:
             holdings = await client.list()
@@ -122,7 +122,7 @@ async def watch(
             ):
                 known, empty_since, own_since = holdings, None, None
                 publish(holdings, client.claim_users)
-            again_s = min(interval_s, RETRY_S, empty_stands_s / 3, own_stands_s / 3)
+            again_s = min(interval_s, _RETRY_S, empty_stands_s / 3, own_stands_s / 3)
             pause = interval_s if empty_since is None else again_s
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):

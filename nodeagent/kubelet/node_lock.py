@@ -30,7 +30,7 @@ LOCK = "nodeagent.lock"
 OPEN_AGAIN_S = 1.0
 LOCK_AGAIN_S = 0.1
 HOLDER_S = 2.0
-LOOK_AGAIN_S = 1.0
+_LOOK_AGAIN_S = 1.0
 """Between looks at the holder, which seldom changes."""
 
 _NOTE_MAX = 4096
@@ -102,7 +102,7 @@ async def node_lock(
     try:
         looked_at = float("-inf")
         while not lock.take():
-            if time.monotonic() - looked_at >= LOOK_AGAIN_S:
+            if time.monotonic() - looked_at >= _LOOK_AGAIN_S:
                 looked_at = time.monotonic()
                 holder = None
                 with suppress(Unanswered):

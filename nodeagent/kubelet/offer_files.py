@@ -5,7 +5,7 @@ While such a file cannot be written, each pod with the device fails on a node th
 out the resource until the file can be written. A file that is on the disk and needs no change is no obstacle.
 
 The folders are tried every ``CHECK_S``, after each failed allocation, and every ``RETRY_S`` while one fails. A thread
-writes. At the start, what needs a file is withheld after ``START_S`` without an answer: nothing of it is offered yet.
+writes. At the start, what needs a file is withheld after ``_START_S`` without an answer: nothing of it is offered yet.
 Later the offer continues after ``MOMENT_S``. A file system without an answer for ``HANGS_S`` counts as a failure until
 the thread returns. A machine under load is slow, and pods need its devices.
 """
@@ -37,7 +37,7 @@ CHECK_S = 10.0
 RETRY_S = 1.0
 MOMENT_S = 0.1
 """A local file is written in a millisecond; news for the kubelet waits no longer."""
-START_S = 1.0
+_START_S = 1.0
 HANGS_S = 5.0
 SWEEP_S = 5.0
 """For the files of an earlier agent."""
@@ -143,7 +143,7 @@ class OfferFiles:
         """Write the CDI specs of these kinds, and try the folders that they need, if it is time."""
         specs, kinds = self._folders[CDI_SPECS], tuple(kinds)
         if not self.cdi_specs.looked:
-            await specs.attempt(self._look, START_S)
+            await specs.attempt(self._look, _START_S)
         self.cdi_specs.update(kinds, snapshot)
         differs = self.cdi_specs.differs()
         if not (self.failed.is_set() or self.pause_s == 0 or (differs and not self._failures)):
@@ -152,12 +152,12 @@ class OfferFiles:
         self._next_at = -1.0  # a caller that is cancelled before the end leaves it to the next one
         found = dict[str, OSError]()
         if self.cdi_specs.looked:
-            found |= await specs.attempt(self._write_specs, START_S if differs else MOMENT_S)
+            found |= await specs.attempt(self._write_specs, _START_S if differs else MOMENT_S)
         late = _timed_out if specs.tried and not self.cdi_specs.looked else _not_yet
         found = {**late(self.cdi_specs.unwritten()), **found}
         if any(DEVICE_INFO_FILES in kind.needed_files(snapshot) for kind in kinds):
             folder = self._folders[DEVICE_INFO_FILES]
-            found |= await folder.attempt(self._try_device_info, MOMENT_S if folder.tried else START_S)
+            found |= await folder.attempt(self._try_device_info, MOMENT_S if folder.tried else _START_S)
             if not folder.tried:
                 found |= _not_yet({DEVICE_INFO_FILES: self.device_info.folder})
         self._take({need: described(error) for need, error in found.items()})

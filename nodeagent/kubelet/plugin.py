@@ -41,10 +41,10 @@ T = TypeVar("T")
 DEADLINE_S = 2.0
 """An Allocate that has not ended by then is refused, and the kubelet rolls it back."""
 
-LATER_S = 1.0
+_LATER_S = 1.0
 """For facts of the API server that the kubelet had first. It watches the same pods as the agent."""
 
-FILES_S = 1.5
+_FILES_S = 1.5
 """For the files of one container. A local file is written in a millisecond; a disk that takes longer hangs."""
 
 RECENT_S = 2.0
@@ -104,7 +104,7 @@ class Plugin:
         self._stats = stats
         self._on_stream_lost = on_stream_lost
         self._on_allocate = on_allocate
-        self._writes = BoundedCalls("files of an allocation", FILES_S)
+        self._writes = BoundedCalls("files of an allocation", _FILES_S)
         self._grown = grown
         self._unpreferred: tuple[frozenset[str], Refused | None] = _PREFERRED
         """The required devices of the last request that has no preference, and why it has none."""
@@ -268,9 +268,9 @@ class Plugin:
         return messages.allocate_response(allocations)
 
     async def _once_known(self, ask: Callable[[], T]) -> T:
-        """Return the answer. If it needs a fact that may arrive soon, wait for new facts for ``LATER_S``."""
+        """Return the answer. If it needs a fact that may arrive soon, wait for new facts for ``_LATER_S``."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + LATER_S
+        deadline = loop.time() + _LATER_S
         while True:
             try:
                 return ask()

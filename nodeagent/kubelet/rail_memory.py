@@ -43,7 +43,7 @@ from nodeagent.sources.pci_source import PciFacts
 log = logging.getLogger(__name__)
 
 CHECKPOINT = "kubelet_internal_checkpoint"
-LOOK_S = 2.0
+_LOOK_S = 2.0
 """Below the kubelet's folder."""
 ENTRIES_MAX = 16
 _VERSION = 1
@@ -324,7 +324,7 @@ def without(content: RailsFile, rails: Iterable[Rail], *, names: bool) -> RailsF
 
 def _exists(path: Path) -> bool:
     try:
-        within("the kubelet's checkpoint", LOOK_S, path.lstat)
+        within("the kubelet's checkpoint", _LOOK_S, path.lstat)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:

@@ -30,7 +30,7 @@ from nodeagent.lldp.lldpdu import (
     Vlan,
 )
 
-VALUE_MAX = 507
+_VALUE_MAX = 507
 """Octets of an organizational TLV after its OUI and subtype: a TLV has at most 511."""
 
 DOT1 = b"\x00\x80\xc2"
@@ -62,7 +62,7 @@ class TlvSpec(NamedTuple):
     read: Callable[[bytes, int, int], Any]
     write: Callable[[Any], bytes]
     least: int = 0
-    most: int = VALUE_MAX
+    most: int = _VALUE_MAX
     many: bool = False
 
 

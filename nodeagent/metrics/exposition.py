@@ -30,7 +30,7 @@ PIECE = 1000
 """Lines rendered before other tasks may run: about half a millisecond."""
 KEPT_MAX = 10_000
 """Series of one device that are kept; names with a key, such as a container, come and go."""
-FRESH_S = 900.0
+_FRESH_S = 900.0
 """Older samples are not shown; the slowest reader runs every 60 s."""
 
 _FED: dict[str, tuple[Family, Measurement]] = {
@@ -60,7 +60,7 @@ class Exposition:
 
     def pieces(self, shown: ScrapeInput, openmetrics: bool, now: float | None = None) -> Iterator[str]:
         """The page in pieces; after an empty piece other tasks may run too. ``now`` is CLOCK_BOOTTIME."""
-        fresh = (sample for sample in shown.samples if now is None or now - sample.at <= FRESH_S)
+        fresh = (sample for sample in shown.samples if now is None or now - sample.at <= _FRESH_S)
         samples = (*map(_without_zero_errors, fresh), *_figure_samples(shown))
         facts, known, blocks = FactIndex(replace(shown, samples=samples)), self._shown, self._fact_blocks
         if self._facts is None or not facts.equals(self._facts):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-START_S = 1.0
+_START_S = 1.0
 
 
 class ClaimDriver:
@@ -87,13 +87,13 @@ class ClaimDriver:
         self._publish("pods", of_plugins)
 
     def recover(self, access: NodeAccess | None) -> None:
-        """Make the driver if an earlier agent left prepared claims. Blocks for at most ``START_S``.
+        """Make the driver if an earlier agent left prepared claims. Blocks for at most ``_START_S``.
 
         A disk that hangs must not keep a node without claims from serving: with a kind of mode dra the driver reads the
         records later.
         """
         try:
-            found = within("records of claims", START_S, lambda: any(self._records.glob("*")))
+            found = within("records of claims", _START_S, lambda: any(self._records.glob("*")))
         except OSError as error:
             log.warning(
                 "Records of claims of an earlier agent cannot be looked for. folder=%s reason=%r",

@@ -34,7 +34,7 @@ UNANSWERED_S = 60.0
 PAUSED = 24.0
 """Packets at once: a partner whose host has paused for ten seconds sends some twenty."""
 
-IpAddress = IPv4Address | IPv6Address
+_IpAddress = IPv4Address | IPv6Address
 IpInterface = IPv4Interface | IPv6Interface
 IpNetwork = IPv4Network | IPv6Network
 

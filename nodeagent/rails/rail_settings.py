@@ -23,7 +23,7 @@ def _network_complaint(text: str) -> str | None:
     return None
 
 
-Network = Annotated[
+_Network = Annotated[
     str,
     form(
         "[0-9a-fA-F.:]{2,39}/[0-9]{1,3}",
@@ -52,7 +52,7 @@ class RailsSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 18514
     networks: Annotated[
-        tuple[Network, ...],
+        tuple[_Network, ...],
         setting(
             "Networks of the rails, such as 10.200.0.0/16. A partner outside a rail's own prefix is probed and "
             "answered only in these: rails of routed fabrics need them.",

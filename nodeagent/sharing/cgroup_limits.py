@@ -43,7 +43,7 @@ from nodeagent.sharing.shares import Share
 log = logging.getLogger(__name__)
 
 STATES = ("set", "waiting", "failed")
-INTERVAL_S = 15.0
+_INTERVAL_S = 15.0
 STARTING_S = 0.5
 """Between two passes while a container with a share is not found: it is about to start."""
 STARTING_PASSES = 120
@@ -88,7 +88,7 @@ class CgroupLimits:
         inventory: Inventory,
         shares: Callable[[], tuple[Share, ...] | None],
         *,
-        interval_s: float = INTERVAL_S,
+        interval_s: float = _INTERVAL_S,
     ) -> None:
         self.states: tuple[LimitState, ...] = ()
         self.writes = 0

@@ -21,10 +21,10 @@ from nodeagent.host.sysfs import SysfsScan, Tree
 from nodeagent.sharing.shares import Share
 from nodeagent.sources.cgroups import place_of
 
-ROOT = "/sys/fs/cgroup"
+_ROOT = "/sys/fs/cgroup"
 CONTAINER_LOGS = "/var/log/containers"
 """The kubelet's folder, which has no setting (``legacyContainerLogsDir``)."""
-DEPTH_MAX = 6
+_DEPTH_MAX = 6
 FOLDERS_MAX = 4096
 _ELSEWHERE = frozenset({"system.slice", "user.slice", "machine.slice", "init.scope"})
 _LOG = re.compile(r"([^_]+)_([^_]+)_(.+)-([0-9a-f]{8,64})\.log")
@@ -114,18 +114,18 @@ def _among(id_: str, ids: Iterable[str]) -> bool:
 
 def _pod_folders(tree: Tree) -> Iterator[tuple[str, str]]:
     """Yield the UID and the folder of each pod's cgroup."""
-    folders, looked = [(ROOT, 0)], 0
+    folders, looked = [(_ROOT, 0)], 0
     while folders and looked < FOLDERS_MAX:
         folder, depth = folders.pop()
         looked += 1
         for name in _subfolders(tree, folder):
             path = f"{folder}/{name}"
-            place = place_of(f"0::{path.removeprefix(ROOT)}")
+            place = place_of(f"0::{path.removeprefix(_ROOT)}")
             if place.container is not None or (depth == 0 and name in _ELSEWHERE):
                 continue
             if place.pod is not None:
                 yield place.pod, path
-            elif depth < DEPTH_MAX:
+            elif depth < _DEPTH_MAX:
                 folders.append((path, depth + 1))
 
 

@@ -20,8 +20,8 @@ from nodeagent.sharing.over_use import BegunOverUse, OverUse, OverUses
 log = logging.getLogger(__name__)
 
 OFF = "gpu.health.processes is false"
-NOT_YET = "the GPUs are not measured yet"
-GIB = 1 << 30
+_NOT_YET = "the GPUs are not measured yet"
+_GIB = 1 << 30
 
 
 class BegunOverUses(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class GpuAccounting:
     ) -> None:
         self.revision = 0
         self._changed = asyncio.Event()
-        self.obstacle: str | None = NOT_YET if settings.health.processes else OFF
+        self.obstacle: str | None = _NOT_YET if settings.health.processes else OFF
         self.settings = settings
         self.grace_s = settings.accounting.grace_seconds
         self.evict_s = settings.accounting.evict_seconds
@@ -116,7 +116,7 @@ class GpuAccounting:
         for key, over in self._over.active.items():
             if key in before:
                 continue
-            used_gib, granted_gib = over.used_bytes / GIB, over.granted_bytes / GIB
+            used_gib, granted_gib = over.used_bytes / _GIB, over.granted_bytes / _GIB
             if not over.pod:
                 log.warning(
                     "GPU memory is used by processes in no pod. gpu=%s used_gib=%.1f processes=%r",

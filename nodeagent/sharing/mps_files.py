@@ -29,7 +29,7 @@ _TEXT_MAX = 2048
 _SHARED = 0o1771
 """The agent, of group 0, replaces its own file; the servers of clients of any user pass."""
 
-Uuid = Annotated[str, msgspec.Meta(pattern=r"^(GPU|MIG)-[0-9a-fA-F-]{1,64}\Z")]
+_Uuid = Annotated[str, msgspec.Meta(pattern=r"^(GPU|MIG)-[0-9a-fA-F-]{1,64}\Z")]
 Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
 """At most the kernel's PID_MAX_LIMIT."""
 Text = Annotated[str, msgspec.Meta(max_length=_TEXT_MAX)]
@@ -38,7 +38,7 @@ Text = Annotated[str, msgspec.Meta(max_length=_TEXT_MAX)]
 class WantedDaemons(Struct, frozen=True, rename="camel"):
     """The UUIDs of the GPUs that need a daemon. ``exclusive_process``: set their compute mode too."""
 
-    gpus: Annotated[tuple[Uuid, ...], msgspec.Meta(max_length=_GPUS_MAX)] = ()
+    gpus: Annotated[tuple[_Uuid, ...], msgspec.Meta(max_length=_GPUS_MAX)] = ()
     exclusive_process: bool = False
 
 
@@ -46,7 +46,7 @@ class DaemonState(Struct, frozen=True, rename="camel"):
     """The daemon of one GPU. ``obstacle`` is why no program can use it, empty if one can. ``last_end`` is how the last
     one ended that was not asked to. ``exclusive``: the compute mode of the GPU was set."""
 
-    uuid: Uuid
+    uuid: _Uuid
     obstacle: Text = ""
     pid: Pid | None = None
     last_end: Text = ""

@@ -42,17 +42,17 @@ PROBES_MISSED = 3
 """In turn, one in ``ANSWER_S`` after the first."""
 ANSWER_S = 3.0
 """For one command; the real program needs some milliseconds."""
-CALL_S = 15.0
-TEXT_MAX = 1024
+_CALL_S = 15.0
+_TEXT_MAX = 1024
 READY_S = 0.2
 """Between the probes of a daemon that was just started."""
-START_S = 20.0
+_START_S = 20.0
 """A daemon that does not answer by then is ended."""
 QUIT_S = 5.0
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.5, 60.0
-STEADY_S = 60.0
+_STEADY_S = 60.0
 """After a life of this length the pauses start again with the first."""
-LOCK_S = 0.5
+_LOCK_S = 0.5
 
 SetComputeMode = Callable[[str, bool], None]
 """Set the compute mode of a GPU to EXCLUSIVE_PROCESS, or back to DEFAULT. Blocks; raises ``DriverError``."""
@@ -68,7 +68,7 @@ class SupervisorPace(Struct, frozen=True):
     """Seconds between two probes, for a start, and before the first new start of a daemon that has ended."""
 
     probe_s: float = PROBE_S
-    start_s: float = START_S
+    start_s: float = _START_S
     again_s: float = AGAIN_FIRST_S
 
 
@@ -91,7 +91,7 @@ class MpsSupervisor:
         self._daemons: dict[str, GpuDaemon] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._writes = BoundedCalls("states of MPS daemons", CALL_S)
+        self._writes = BoundedCalls("states of MPS daemons", _CALL_S)
 
     async def run(self) -> None:
         """Run the daemons until cancelled, then end them. Raises ``OSError`` if the folder cannot be used."""
@@ -121,7 +121,7 @@ class MpsSupervisor:
             looks += 1
             if looks == 2:  # the agent takes the lock for a moment to find out whether this process runs
                 log.warning("Another process runs the MPS daemons of this node; waiting for its end.")
-            await asyncio.sleep(LOCK_S)
+            await asyncio.sleep(_LOCK_S)
         return lock
 
     def _read_wanted(self) -> WantedDaemons:
@@ -189,7 +189,7 @@ class MpsSupervisor:
                 await self._writes.run(self._files.write_states, self._states())
             except (OSError, Unanswered) as error:
                 log.warning("The states of the MPS daemons cannot be written. reason=%r", str(error))
-                await asyncio.sleep(LOCK_S)
+                await asyncio.sleep(_LOCK_S)
                 self._changed.set()
 
 
@@ -213,7 +213,7 @@ class GpuDaemon:
         )
         self._child: int | None = None
         self._unasked = False
-        self._calls = BoundedCalls(f"MPS daemon of {state.uuid}", CALL_S, alone=False)
+        self._calls = BoundedCalls(f"MPS daemon of {state.uuid}", _CALL_S, alone=False)
 
     async def keep(self) -> None:
         """Keep the daemon running until cancelled."""
@@ -231,7 +231,7 @@ class GpuDaemon:
                 self._report(obstacle=f"the MPS daemon does not start: {error}", pid=None)
                 log.warning("An MPS daemon does not start. gpu=%s reason=%r", self.state.uuid, str(error))
             before = None
-            if loop.time() - began > STEADY_S:
+            if loop.time() - began > _STEADY_S:
                 backoff.reset()
             await asyncio.sleep(backoff.next_s())
 
@@ -388,7 +388,9 @@ class GpuDaemon:
         self._report(obstacle=obstacle, pid=None, last_end=how)
 
     def _report(self, **changes: object) -> None:
-        cut = {name: value[:TEXT_MAX] if isinstance(value, str) else value for name, value in changes.items()}
+        cut = {
+            name: value[:_TEXT_MAX] if isinstance(value, str) else value for name, value in changes.items()
+        }
         state = replace(self.state, **cut)
         if state != self.state:
             self.state = state

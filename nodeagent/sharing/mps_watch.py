@@ -36,8 +36,8 @@ NOT_RUNNING = (
     "`nodeagent mps` does not run on this node: apply daemonset/mps, or set mps.enabled of the chart"
 )
 NOT_YET = "its MPS daemon is not started yet"
-FILES_S = 5.0
-LOOK_S = 5.0
+_FILES_S = 5.0
+_LOOK_S = 5.0
 """A write and the end of `nodeagent mps` are events in the folder; this is for those that are lost."""
 HITS_MAX = 64
 
@@ -70,7 +70,7 @@ class MpsWatch:
         self._changed = asyncio.Event()
         self._files, self._inventory, self._kinds = MpsFiles(folder), inventory, kinds
         self._exclusive = exclusive_process
-        self._calls = BoundedCalls("files of MPS daemons", FILES_S)
+        self._calls = BoundedCalls("files of MPS daemons", _FILES_S)
         self._wanted: WantedDaemons | None = None
         self._pids: dict[str, int] = {}
 
@@ -87,7 +87,7 @@ class MpsWatch:
                 revision = self._inventory.snapshot.revision
                 await self.look()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(_LOOK_S):
                         await either(watch.changes(), self._inventory.changed(revision))
 
     def _watch_folder(self, watch: FolderWatch) -> None:

@@ -17,9 +17,9 @@ from nodeagent.host.sysfs import Tree
 
 T = TypeVar("T")
 
-READ_S = 2.0
+_READ_S = 2.0
 """For one file. A scan of all files takes some ten milliseconds."""
-READ_AGAIN_S = 0.5
+_READ_AGAIN_S = 0.5
 """For one file while another hangs, which may be of the same device."""
 HANGING_MAX = 32
 """Files, and threads that hang in them."""
@@ -30,7 +30,7 @@ def scan_now(source: str, tree: Tree, work: Callable[..., T], *arguments: Any) -
     ``Unanswered``."""
     scan = BoundedScan(source, tree).run(work, *arguments)
     # The scan itself leaves out what hangs; the limit here is longer than all of its limits together.
-    return within(source, 2 * READ_S * HANGING_MAX, lambda: asyncio.run(scan))
+    return within(source, 2 * _READ_S * HANGING_MAX, lambda: asyncio.run(scan))
 
 
 class BoundedScan:
@@ -38,7 +38,7 @@ class BoundedScan:
 
     def __init__(self, source: str, tree: Tree, answered: Callable[[], object] = lambda: None) -> None:
         self._source, self._tree, self._answered = source, tree, answered
-        self._calls = BoundedCalls(source, READ_S)
+        self._calls = BoundedCalls(source, _READ_S)
         self._left_out: set[str] = set()
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -53,7 +53,7 @@ class BoundedScan:
                 self._left_out.add(path)
                 self._tree.hanging.add(path)
                 self._calls.returned = partial(self._read_again, path)
-                self._calls = BoundedCalls(self._source, READ_AGAIN_S, alone=False)
+                self._calls = BoundedCalls(self._source, _READ_AGAIN_S, alone=False)
 
     def _read_again(self, path: str) -> None:
         self._left_out.discard(path)

@@ -19,9 +19,9 @@ from nodeagent.health.cabling import PlanError, Port, of_node
 
 log = logging.getLogger(__name__)
 
-SIZE_MAX = 64 * 1024 * 1024
-READ_S = 5.0
-LIMITS = Limits(size=SIZE_MAX, values=20_000_000)
+_SIZE_MAX = 64 * 1024 * 1024
+_READ_S = 5.0
+LIMITS = Limits(size=_SIZE_MAX, values=20_000_000)
 """A hundred thousand nodes with eight links each hold six million values."""
 
 
@@ -40,10 +40,10 @@ async def watch(
     """Publish this node's part of the plan now and at every change, until cancelled."""
     before: bytes | None = None
     logged = ""
-    reads = BoundedCalls("cabling plan", READ_S)
+    reads = BoundedCalls("cabling plan", _READ_S)
     while True:
         try:
-            text = await reads.run(read_regular, path, SIZE_MAX)
+            text = await reads.run(read_regular, path, _SIZE_MAX)
             if text != before:
                 plan = await in_thread(partial(read, text, node))
                 before = text

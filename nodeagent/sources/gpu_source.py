@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 60.0
-STEADY_S = 30.0
+_STEADY_S = 30.0
 """After a session of this length the pauses start again with the first."""
 STUCK_MAX = 4
 VITALS_REST_S = 600.0
@@ -135,7 +135,7 @@ class _Sessions:
                 raise RuntimeError(
                     "the thread that talks to the GPU driver died; its traceback is in the log"
                 )
-            if time.monotonic() - began > STEADY_S:
+            if time.monotonic() - began > _STEADY_S:
                 backoff.reset()
             if end.error.absent:
                 self.publisher.take_absence(str(end.error), self.pace.absent_s)

@@ -21,9 +21,9 @@ from nodeagent.sources.cgroups import CgroupPlace, place_of, pods_of
 
 HOST = "host"
 """Stands for processes outside of containers."""
-UNKNOWN = "unknown"
+_UNKNOWN = "unknown"
 """Stands for processes whose cgroup cannot be read: ended, or in a process namespace that the agent does not see."""
-NAME_MAX = 16  # the kernel's TASK_COMM_LEN
+_NAME_MAX = 16  # the kernel's TASK_COMM_LEN
 KTHREADD = "kthreadd"
 """The process 2 of a host. No other PID namespace has it."""
 
@@ -55,7 +55,7 @@ class GpuUsers:
         used: dict[str, float] = {}
         for process in processes:
             place = self._place(process.pid)
-            container = UNKNOWN if place is None else place.container or HOST
+            container = _UNKNOWN if place is None else place.container or HOST
             used[container] = used.get(container, 0.0) + (process.memory_bytes or 0)
         return used
 
@@ -120,7 +120,7 @@ class GpuUsers:
 
     def _named(self, process: GpuProcess) -> NamedProcess:
         comm = SysfsScan(self._tree).read(self._tree.text, f"/proc/{process.pid}/comm")
-        name = one_line(comm or "", NAME_MAX, ascii_only=True)
+        name = one_line(comm or "", _NAME_MAX, ascii_only=True)
         return NamedProcess(process.pid, name, process.memory_bytes or 0)
 
     def _name(self, uid: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """The InfiniBand source: ask the peer of each port who it is, and publish the answers as neighbors.
 
-Ports are read at start, after every hint and every ``POLL_S``, because the kernel announces no change of a LID.
+Ports are read at start, after every hint and every ``_POLL_S``, because the kernel announces no change of a LID.
 ``nodeagent.infiniband.asking`` decides when a port asks. All ports that are due ask at once, each in a thread with a
 time limit: a device that hangs delays the others by this limit and does not stop them.
 
@@ -39,7 +39,7 @@ from nodeagent.sources.scan_hints import ScanHint, forward
 
 log = logging.getLogger(__name__)
 
-POLL_S = 10.0
+_POLL_S = 10.0
 ASK_S = 2.0
 """For opening a device, and for each question: far more than the timeout of the kernel."""
 NAMES_S = 60.0
@@ -112,7 +112,7 @@ async def watch(
     node_names: Path | None = None,
     unanswered: UnansweredPorts | None = None,
     pace: AskingPace = PACE,
-    poll_s: float = POLL_S,
+    poll_s: float = _POLL_S,
 ) -> None:
     """Publish neighbors and remarks until cancelled.
 

@@ -21,7 +21,7 @@ from nodeagent.lldp.lldpdu import Capabilities, ChassisId, Lldpdu, ManagementAdd
 from nodeagent.lldp.lldpdu_codec import encode
 
 TTL_S = 120
-INTERVAL_S = 30.0
+_INTERVAL_S = 30.0
 FAST_FRAMES = 4
 FAST_INTERVAL_S = 1.0
 
@@ -138,7 +138,7 @@ class LldpSender:
                     schedule.sent_at = now
                     self.sent += 1
                 schedule.fast = max(0, schedule.fast - 1)
-                schedule.due_at = now + (FAST_INTERVAL_S if schedule.fast else INTERVAL_S)
+                schedule.due_at = now + (FAST_INTERVAL_S if schedule.fast else _INTERVAL_S)
         self._set_timer()
 
 

@@ -23,17 +23,17 @@ from nodeagent.sources.source_settings import LinkSelect
 
 COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
 INTERVAL_S = 5.0
-TIMEOUT_S = 10.0
+_TIMEOUT_S = 10.0
 NETLINK_S = 5.0
 """The kernel answers in a millisecond, unless a driver holds the RTNL lock."""
 _ANSWER_MAX = 16 * 1024 * 1024
-END_S = 2.0
+_END_S = 2.0
 _COMPLAINT_MAX = 64 * 1024
 _REMEDY = "is lldpd running, and may this container reach its socket?"
 
 
 async def read_neighbors(
-    command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S
+    command: Sequence[str] = COMMAND, timeout_s: float = _TIMEOUT_S
 ) -> tuple[Neighbor, ...]:
     """Run the command once. Raises ``LldpdError``."""
     name = command[0]
@@ -87,7 +87,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             pass
 
     with suppress(TimeoutError):  # a child of the command may keep the pipes open
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(_END_S):
             await asyncio.gather(drop(process.stdout), drop(process.stderr))
             await process.wait()
 
@@ -98,7 +98,7 @@ async def watch(
     publish: Publish,
     command: Sequence[str] = COMMAND,
     interval_s: float = INTERVAL_S,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = _TIMEOUT_S,
     on_links: Callable[[tuple[SelectedLink, ...]], object] = lambda _links: None,
     recorded_links: Callable[[], tuple[Link, ...]] | None = None,
 ) -> None:

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 RELOAD_S = 10.0
 """Between two readings of the files. The kubelet renews a mounted secret within a minute or two."""
-READ_S = 2.0
-FILE_MAX = 1 << 20
+_READ_S = 2.0
+_FILE_MAX = 1 << 20
 
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[^\]]*)?\]|[^:\[\]]*)(?::[0-9]*)?")
@@ -62,7 +62,7 @@ class AccessControl:
         self._tokens: tuple[bytes, ...] = ()
         self._loaded: tuple[bytes, ...] | None = None
         self._last_problem = ""
-        self._reads = BoundedCalls("certificates", READ_S)
+        self._reads = BoundedCalls("certificates", _READ_S)
 
     @property
     def closed(self) -> bool:
@@ -205,7 +205,7 @@ def _received_token(authorization: str) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    text = read_regular(path, FILE_MAX)
+    text = read_regular(path, _FILE_MAX)
     if not text:
         raise CertificateError(f"{path} is empty")
     return text

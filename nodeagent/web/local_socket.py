@@ -33,7 +33,7 @@ AGAIN_S = 10.0
 """Between two tries to bind, and between two looks at the socket. The folder may be full or read-only, another agent
 may still serve, and someone may clean the folder."""
 
-Place = tuple[int, int, int]
+_Place = tuple[int, int, int]
 """Device, inode and time of change: a new file may have the inode of the old one."""
 
 
@@ -69,7 +69,7 @@ async def serve(
                 )
 
 
-async def _moved(calls: BoundedCalls, folder: Path, place: Place | None) -> None:
+async def _moved(calls: BoundedCalls, folder: Path, place: _Place | None) -> None:
     """Return when another file, or none, is in the place of the socket."""
     while True:
         await asyncio.sleep(AGAIN_S)
@@ -78,7 +78,7 @@ async def _moved(calls: BoundedCalls, folder: Path, place: Place | None) -> None
                 return
 
 
-def _place(folder: Path) -> Place | None:
+def _place(folder: Path) -> _Place | None:
     with suppress(OSError):
         status = (folder / NAME).lstat()
         return status.st_dev, status.st_ino, status.st_ctime_ns
@@ -115,7 +115,7 @@ def fetch(folder: Path, page: str, timeout_s: float) -> bytes:
     return body
 
 
-def _bind(folder: Path, listening: socket.socket) -> Place | None:
+def _bind(folder: Path, listening: socket.socket) -> _Place | None:
     make_folder(folder)
     try:
         connect(folder, 1.0).close()

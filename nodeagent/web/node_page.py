@@ -23,7 +23,7 @@ from nodeagent.web.sample_history import EVERY_S, SampleHistory
 from nodeagent.web.server import FolderHandler
 from nodeagent.web.ui_pages import UiPages
 
-AGENT = "the agent of this node"
+_AGENT = "the agent of this node"
 _HEALTH = msgspec.json.Decoder(tuple[DeviceView, ...])
 
 
@@ -50,7 +50,7 @@ class NodePage:
         return UiPages(
             "node",
             self.live,
-            {"history.json": history_page(self._sources.changes, AGENT, self._sources.node)},
+            {"history.json": history_page(self._sources.changes, _AGENT, self._sources.node)},
         ).answer
 
     async def _document(self) -> bytes:
@@ -70,7 +70,7 @@ class NodePage:
                 rails,
                 history,
                 node=sources.node,
-                source=AGENT,
+                source=_AGENT,
                 taken=taken,
                 changes=changes,
                 runbook=sources.runbook,

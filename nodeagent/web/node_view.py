@@ -20,7 +20,7 @@ from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.web.gpu_statuses import GpuStatuses
 from nodeagent.web.machine_view import MachineView
 
-HOLDERS_MAX = 64
+_HOLDERS_MAX = 64
 """Of the containers with devices that the page lists; a node has some dozens."""
 
 
@@ -153,8 +153,8 @@ def node_view(
         troubles=tuple(trouble.message for trouble in machine.troubles),
         stale={entry.source: entry.reason for entry in snapshot.stale_sources},
         holders=tuple(
-            msgspec.structs.replace(held, device_ids=held.device_ids[:HOLDERS_MAX])
-            for held in (snapshot.holdings or ())[:HOLDERS_MAX]
+            msgspec.structs.replace(held, device_ids=held.device_ids[:_HOLDERS_MAX])
+            for held in (snapshot.holdings or ())[:_HOLDERS_MAX]
         ),
         history=history,
         changes=tuple(changes),

@@ -33,7 +33,7 @@ from nodeagent.web.web_settings import AccessSettings
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 1
+_RETRY_S = 1
 """A client beyond the limit is asked to come back after so many seconds."""
 REQUEST_MAX_BYTES = 16 * 1024
 """Of a request whose end has not come."""
@@ -42,7 +42,7 @@ PIECE_BYTES = 64 * 1024
 PLAIN_MAX_BYTES = 1024
 """Smaller bodies are not compressed."""
 REQUEST_S = 10.0
-IDLE_S = 130.0
+_IDLE_S = 130.0
 """Longer than two of the longest scrape intervals in use."""
 NO_DESCRIPTOR_S = 1.0
 """Between two tries if no descriptor is left for a connection."""
@@ -238,7 +238,7 @@ class WebServer:
             self._mark(Phase.IDLE)
             if request is None or not request.keep_alive:
                 return
-            timeout_s = IDLE_S
+            timeout_s = _IDLE_S
             await asyncio.sleep(0)  # other tasks run even if a thousand requests wait in the buffer
 
     # --- requests -------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class WebServer:
             *(["Content-Encoding: gzip"] if packed else []),
             *(CHALLENGES if page.status == 401 else []),
             *(["Allow: GET, HEAD"] if page.status == 405 else []),
-            *([f"Retry-After: {RETRY_S}"] if busy else []),
+            *([f"Retry-After: {_RETRY_S}"] if busy else []),
             *(["Connection: close"] if closes else []),
         ]
         answer = "\r\n".join([*lines, "", ""]).encode()

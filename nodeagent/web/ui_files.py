@@ -21,7 +21,7 @@ from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.web.server import Page
 
 FOLDER = Path(__file__).parent / "ui"
-READ_S = 3.0
+_READ_S = 3.0
 PageName = Literal["fabric", "node"]
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -38,7 +38,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     f"form-action 'none'; frame-ancestors 'self'; {_NO_MARKUP}"
 )
-HEADERS = (
+_HEADERS = (
     f"Content-Security-Policy: {POLICY}",
     "X-Content-Type-Options: nosniff",
     "Referrer-Policy: no-referrer",
@@ -52,7 +52,7 @@ class UiFiles:
 
     def __init__(self, index: PageName) -> None:
         self._index = f"{index}.html"
-        self._reads = BoundedCalls("files of the page", READ_S)
+        self._reads = BoundedCalls("files of the page", _READ_S)
 
     async def page(self, name: str) -> Page:
         """The file with this name, or 404. Raises ``OSError`` if it cannot be read."""
@@ -63,7 +63,7 @@ class UiFiles:
             body = await self._reads.run(file.read_bytes)
         except FileNotFoundError:
             return Page(404, b"no such file\n")
-        return Page(200, body, _TYPES[file.suffix], headers=HEADERS)
+        return Page(200, body, _TYPES[file.suffix], headers=_HEADERS)
 
 
 def self_contained(page: PageName, document: bytes) -> str:

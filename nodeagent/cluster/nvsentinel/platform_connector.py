@@ -29,18 +29,18 @@ from nodeagent.facts.inventory import Inventory
 
 log = logging.getLogger(__name__)
 
-AGENT = "nodeagent"
+_AGENT = "nodeagent"
 METHOD = "/datamodels.PlatformConnector/HealthEventOccurredV1"
-CALL_S = 10.0
+_CALL_S = 10.0
 """The deadline of a call; NVSentinel's own client of this method has the same."""
 BATCH_MAX = 64
 """Devices in one call. An event has less than 1 KiB, and a gRPC server takes 4 MiB."""
-LOOK_S = 5.0
+_LOOK_S = 5.0
 """Between two looks at the socket. A connector that restarts is found at the next one."""
 PACE_S = 1.0
 """Shortest time between two calls: a device that changes often is reported once a second."""
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
-TOKEN_S = 2.0
+_TOKEN_S = 2.0
 """For reading the token, which is a file in memory."""
 
 _OPTIONS = (
@@ -74,8 +74,8 @@ class PlatformConnector:
         *,
         store_only: bool = False,
         token_file: Path | None = None,
-        call_s: float = CALL_S,
-        look_s: float = LOOK_S,
+        call_s: float = _CALL_S,
+        look_s: float = _LOOK_S,
         pace_s: float = PACE_S,
         backoff: Backoff | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class PlatformConnector:
         self._token_file = token_file
         self._call_s, self._look_s, self._pace_s = call_s, look_s, pace_s
         self._backoff = backoff or Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
-        self._reads = BoundedCalls("the token of NVSentinel", TOKEN_S)
+        self._reads = BoundedCalls("the token of NVSentinel", _TOKEN_S)
         self._ledger = EventLedger()
         self._identity: SocketIdentity | None = None
 
@@ -154,7 +154,7 @@ class PlatformConnector:
         for number, step in enumerate(steps):
             event = message.events.add(
                 version=1,
-                agent=AGENT,
+                agent=_AGENT,
                 componentClass=step.component,
                 checkName=step.check,
                 isFatal=step.fatal,

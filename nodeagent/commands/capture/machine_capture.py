@@ -50,7 +50,7 @@ from nodeagent.sources.pci_source import PciFacts
 
 T = TypeVar("T")
 
-MARKER = "/.nodeagent/machine.yaml"
+_MARKER = "/.nodeagent/machine.yaml"
 _ORIGIN = (
     "/sys/class/dmi/id/sys_vendor",
     "/sys/class/dmi/id/product_name",
@@ -78,7 +78,7 @@ def capture(root: Path, directory: Path, *, scramble: bool) -> str:
     readings, why = _capture_gpus(tree)
     _bounded(tree, _read_more, tree, facts, readings)
     tree.files[SAMPLES] = _samples(tree, facts.functions)
-    tree.files[MARKER] = _marker(tree, scrambled=scramble).encode()
+    tree.files[_MARKER] = _marker(tree, scrambled=scramble).encode()
     if tree.unreadable:
         lines = (f"{errno.errorcode[code]} {path}\n" for path, code in sorted(tree.unreadable.items()))
         tree.files[UNREADABLE] = "".join(lines).encode("utf-8", "surrogateescape")

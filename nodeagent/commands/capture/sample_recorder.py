@@ -36,7 +36,7 @@ from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import hints, permanent_macs
 from nodeagent.sources.nvml_session import DriverReading
 
-Publish = Callable[[tuple[Sample, ...]], object]
+_Publish = Callable[[tuple[Sample, ...]], object]
 
 FIRST_READING_S = 15.0
 """Longer than the 10 s after which the source gives up a driver that hangs. A GPU that answers later is not in the
@@ -90,7 +90,7 @@ async def _record(
         write(b"".join(map(encode, samples)))
 
     async with gpu_recorder(tree, publish, pace) as gpus:
-        write(encode(header(tree, pfs, facts.links, macs, tuple(gpu_subjects(gpus)))))
+        write(encode(_header(tree, pfs, facts.links, macs, tuple(gpu_subjects(gpus)))))
         waiting, before_header = before_header, None
         publish(waiting or ())
         sampler = Sampler(tree, lambda: facts.functions, publish, rates)
@@ -119,7 +119,7 @@ def _in_order(sample: Sample, latest_at: dict[tuple[str, Source], float]) -> Sam
     return sample if at == sample.at else msgspec.structs.replace(sample, at=at)
 
 
-async def _record_facts(tree: Tree, pfs: Sequence[Function], publish: Publish) -> None:
+async def _record_facts(tree: Tree, pfs: Sequence[Function], publish: _Publish) -> None:
     """Record whether each PF is present, its driver and the number of its VFs, now and after each change."""
     recorded: dict[str, Sample] = {}
     while True:
@@ -141,7 +141,7 @@ def _facts_sample(address: str, pf: Function | None) -> Sample:
     return Sample(0.0, address, Source.PCIE, {PRESENT: 1.0, VFS: float(pf.num_vfs or 0)}, texts)
 
 
-def header(
+def _header(
     tree: Tree,
     pfs: Sequence[Function],
     links: Sequence[Link],
@@ -183,7 +183,7 @@ class GpuRecorder(GpuPublisher):
     (``gpu_lost``, ``gpu_mig`` and texts); and the XIDs so far at each event (``gpu_xids``). There are none while the
     driver does not answer. ``answered`` is set when the driver answers, or is known to be absent."""
 
-    def __init__(self, publish: Publish) -> None:
+    def __init__(self, publish: _Publish) -> None:
         super().__init__(discovery.health_service(Config()))
         self._record = publish
         self.answered = asyncio.Event()
@@ -225,7 +225,7 @@ class GpuRecorder(GpuPublisher):
 
 @asynccontextmanager
 async def gpu_recorder(
-    tree: Tree, publish: Publish, pace: gpu_source.Pace | None = None
+    tree: Tree, publish: _Publish, pace: gpu_source.Pace | None = None
 ) -> AsyncIterator[GpuRecorder]:
     """Enters after the driver's first answer, or after ``FIRST_READING_S``."""
     recorder = GpuRecorder(publish)

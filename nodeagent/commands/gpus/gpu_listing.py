@@ -39,8 +39,8 @@ from nodeagent.sharing.over_use import exceeds
 from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, gpu_statuses
 from nodeagent.web.pages import device_counts
 
-ALONE = "this is a short look of the command itself: it does not show what pods hold"
-GIB = 1 << 30
+_ALONE = "this is a short look of the command itself: it does not show what pods hold"
+_GIB = 1 << 30
 HEADS = ("GPU", "UUID", "GRANTED", "USED", "FREE", "LARGEST", "LOAD", "HEALTH")
 HARDWARE = ("GPU", "POWER", "TEMP", "SM CLOCK", "MEM CLOCK", "ECC ERRORS", "SLOWED BY")
 USERS = ("GPU", "POD OR PROCESS", "GRANTED", "USED", "LOAD", "REMARK")
@@ -63,7 +63,7 @@ async def show(config: Config, options: argparse.Namespace) -> int:
     """Print the GPUs, with ``--watch`` every second. Return the exit code."""
     fetch = partial(ask_for, _LINES, "/gpus", config, options.root)
     answer, source = await in_thread(fetch)
-    note(origin(answer, source, ALONE))
+    note(origin(answer, source, _ALONE))
     place = None if answer is None else source
     if answer is None and options.processes:
         health = msgspec.structs.replace(config.gpu.health, processes=True)
@@ -211,7 +211,7 @@ def _limits(limits: Sequence[ContainerLimit], now: float) -> Iterator[str]:
 
 
 def _of(part: int, whole: int) -> str:
-    return f"{part / GIB:.1f}/{whole / GIB:.1f} GiB"
+    return f"{part / _GIB:.1f}/{whole / _GIB:.1f} GiB"
 
 
 def _measured(value: str | None, old: bool) -> str | None:
@@ -219,7 +219,7 @@ def _measured(value: str | None, old: bool) -> str | None:
 
 
 def _memory(size: int | None) -> str | None:
-    return None if size is None else f"{size / GIB:.1f} GiB"
+    return None if size is None else f"{size / _GIB:.1f} GiB"
 
 
 def _percent(part: float | None) -> str | None:

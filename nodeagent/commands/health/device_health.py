@@ -96,13 +96,13 @@ async def show(config: Config, options: argparse.Namespace, device: str | None) 
 
 
 def _text(health: DeviceHealth, device: str | None, options: argparse.Namespace, place: str | None) -> str:
-    view = None if device is None else find(health, device)
+    view = None if device is None else _find(health, device)
     silent = sentences(health.silent)
     if options.json:
         for sentence in silent:
             note(sentence)
         return document(health.views if view is None else view, options.root, place)
-    return as_table(health.views, screen(), silent) if view is None else as_detail(view, screen())
+    return _as_table(health.views, screen(), silent) if view is None else as_detail(view, screen())
 
 
 def _of_agent(config: Config, root: Path, listen: str | None) -> tuple[DeviceHealth | None, str]:
@@ -144,7 +144,7 @@ def fetch(config: Config, root: Path, listen: str | None) -> tuple[tuple[DeviceV
         ) from error
 
 
-def find(health: DeviceHealth, name: str) -> DeviceView:
+def _find(health: DeviceHealth, name: str) -> DeviceView:
     """Find a device by any of its names: nic7, netdev, RDMA device, PCI address, GPU0, the beginning of a UUID.
 
     Raises ``UnknownDeviceError``."""
@@ -178,7 +178,7 @@ def _both_names(view: DeviceView) -> str:
 # --- tables ---------------------------------------------------------------------------------------------
 
 
-def as_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[str] = ()) -> str:
+def _as_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[str] = ()) -> str:
     """Faults come first. ``silent``: a sentence on each source without an answer."""
     views = sorted(views, key=lambda view: (-gravity(view.state), not view.reasons))
     rows = [
@@ -244,7 +244,7 @@ def as_detail(view: DeviceView, on: Screen = PLAIN) -> str:
     ]
     heads = ("RULE", "PHASE", "MEASURED", "THRESHOLD", "FOR", "TO GO", "CLEARS")
     table = section("RULES", heads, rows, on, optional=("TO GO",)) if rows else ""
-    return joined(as_table([view], on), table)
+    return joined(_as_table([view], on), table)
 
 
 def show_rules(config: Config, options: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ from nodeagent.measurements.sample import Sample, Source
 RECORDING = "a recording, as `nodeagent capture --samples SECONDS FILE` writes it"
 PRESENT, VFS, DRIVER = "pf_present", "pf_vfs", "pf_driver"
 """Names in the samples with facts of a PF. Without a driver the last one is missing."""
-READ_S = 5.0
+_READ_S = 5.0
 """The agent's interval between readings."""
 
 
@@ -42,11 +42,11 @@ def show(config: Config, options: argparse.Namespace, file: str) -> int:
     with recorded(file) as (header, samples):
         for transition in replay(header, tally.follow(samples), config.health, config.gpu):
             tally.count(transition)
-            change = as_object(transition) | {"node": None}  # a recording does not name its node
+            change = _as_object(transition) | {"node": None}  # a recording does not name its node
             print(document(change, options.root, file) if options.json else describe(transition, header))
     tally.finish()
     if not options.json:
-        print(f"\n{summary(tally, screen())}", end="")
+        print(f"\n{_summary(tally, screen())}", end="")
     return GOOD
 
 
@@ -161,7 +161,7 @@ class RecordedDriver:
             self._read(sample)
         if of_gpus:
             self._sampled_at = self.now
-        due = self.now - max((gpu.read_at for gpu in self._judge.devices.values()), default=0.0) >= READ_S
+        due = self.now - max((gpu.read_at for gpu in self._judge.devices.values()), default=0.0) >= _READ_S
         # Without samples for some time the driver does not answer, and its GPUs are not read: no fault ends.
         gap_s = self._judge.settings.health.gap_s
         answers = self._sampled_at is not None and self.now - self._sampled_at <= gap_s
@@ -331,7 +331,7 @@ def _words(health: Health) -> str:
     return f"{health.state} ({'Healthy' if health.allocatable else 'Unhealthy'})"
 
 
-def summary(tally: Tally, on: Screen = PLAIN) -> str:
+def _summary(tally: Tally, on: Screen = PLAIN) -> str:
     rows = [
         (device, str(count), duration(tally.unhealthy_s.get(device, 0.0)))
         for device, count in sorted(tally.transitions.items())
@@ -339,7 +339,7 @@ def summary(tally: Tally, on: Screen = PLAIN) -> str:
     return section("SUMMARY", ("DEVICE", "TRANSITIONS", "UNHEALTHY FOR"), rows, on)
 
 
-def as_object(change: Transition) -> dict[str, object]:
+def _as_object(change: Transition) -> dict[str, object]:
     return {
         "at": change.at,
         "device": change.device,

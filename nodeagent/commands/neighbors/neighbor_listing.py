@@ -48,10 +48,10 @@ from nodeagent.sources.neighbor_view import (
 from nodeagent.sources.pci_source import scan_once
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 
-WAIT_S = 35.0
+_WAIT_S = 35.0
 """A little more than the 30 s between two frames of a switch."""
 
-COLUMNS = (
+_COLUMNS = (
     "NIC",
     "LINK",
     "PCI ADDRESS",
@@ -128,7 +128,7 @@ async def _show_received(
     is_copy = _is_copy(config, root)
     received = NeighborListing((), ())
     if not is_copy:
-        wait_s = WAIT_S if options.wait is None else options.wait
+        wait_s = _WAIT_S if options.wait is None else options.wait
         speak = partial(print, file=sys.stderr, flush=True)
         received = await read_once(config.links.select, config.lldp, root, wait_s, speak)
     listing = await with_infiniband(received, config.infiniband, root)
@@ -141,7 +141,7 @@ async def read_once(
     wanted: LinkSelect,
     settings: LldpSettings,
     root: Path,
-    wait_s: float = WAIT_S,
+    wait_s: float = _WAIT_S,
     progress: Callable[[str], object] = lambda _line: None,
     no_neighbor_after_s: float = NO_NEIGHBOR_AFTER_S,
 ) -> NeighborListing:
@@ -304,7 +304,7 @@ def as_table(listing: NeighborListing, on: Screen = PLAIN) -> str:
     labels = {row.link: _label(row) for row in listing.rows}
     notes += [f"{labels.get(remark.link, remark.link)}: {remark.detail}" for remark in listing.remarks]
     first = 0 if any(row.nic for row in listing.rows) else 1  # without the column of names by rail
-    table = columns(COLUMNS[first:], [cells[first:] for cells in lines], on, optional=OPTIONAL)
+    table = columns(_COLUMNS[first:], [cells[first:] for cells in lines], on, optional=OPTIONAL)
     sentences = [part for note in notes for part in wrapped(note, on)]
     return "\n".join([*table, *(["", *sentences] if sentences else [])])
 

@@ -40,8 +40,8 @@ WRONG_CABLES = frozenset((AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP, Anoma
 USUAL_MIN = 3
 """The fewest links of a rail from which a usual speed follows."""
 NO_REPORT = "the node has no report"
-NOWHERE = Port("", "")
-WATCH_MIN_S = 1.0
+_NOWHERE = Port("", "")
+_WATCH_MIN_S = 1.0
 FORMULA_STARTS = ("=", "+", "-", "@")
 """Of a cell, in spreadsheets: OWASP, CSV Injection."""
 
@@ -193,7 +193,7 @@ def _unchecked_nodes(
             yield _missing(node, reason)
 
 
-def _missing(node: str, note: str, link: str = "", port: Port = NOWHERE) -> CheckedLink:
+def _missing(node: str, note: str, link: str = "", port: Port = _NOWHERE) -> CheckedLink:
     return CheckedLink(CableState.MISSING, "", "", node, "", link, "", "", port.switch, port.port, note)
 
 
@@ -302,7 +302,7 @@ def show(options: argparse.Namespace) -> int:
     else:
         _print_table(options, links)
     while options.watch is not None:
-        time.sleep(max(options.watch, WATCH_MIN_S))
+        time.sleep(max(options.watch, _WATCH_MIN_S))
         links = _print_changes(options, links)
     if not links:
         print("nodeagent: no link was compared", file=sys.stderr)

@@ -34,7 +34,7 @@ from nodeagent.fabric.nodelinks import NodeLinks, ReportError, VfHolder
 from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.rail_partners import RailPartners
 
-LIMITS = Limits(depth=64, aliases=False)
+_LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")
 BEGINNING = 4 << 20
 """Bytes that are read first. A text that has more, and whose first line is JSON, has one value in each line."""
@@ -42,10 +42,10 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 _BETWEEN = re.compile(r"[ \t\r\n]*")
 
 
-EXPECTED = (
+_EXPECTED = (
     "NodeLinks, HyperNodes and Nodes as YAML or JSON, as `kubectl get nodelinks -A -o yaml` prints them"
 )
-LARGE = f"{EXPECTED}; more than that in several files of a folder, or as one JSON object in each line"
+LARGE = f"{_EXPECTED}; more than that in several files of a folder, or as one JSON object in each line"
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ def read(source: str, objects: Objects, stdin: BinaryIO | None = None) -> None:
 def _read_file(source: str, objects: Objects, stdin: BinaryIO | None) -> UserFileError | None:
     """Store the objects of one file. Returns an error for the first object of another kind."""
     name = user_files.name_of(source)
-    with user_files.opened(source, EXPECTED, stdin) as stream:
+    with user_files.opened(source, _EXPECTED, stdin) as stream:
         beginning = user_files.read_at_most(stream, BEGINNING)
         line, end, _ = beginning.partition(b"\n")
         if len(beginning) == BEGINNING and end and line[:1] == b"{" and _json_lines(line):
@@ -158,7 +158,7 @@ def _read_file(source: str, objects: Objects, stdin: BinaryIO | None) -> UserFil
 
 
 def _read_whole(name: str, raw: bytes, objects: Objects) -> UserFileError | None:
-    user_files.refuse_unless_utf8(raw, name, EXPECTED)
+    user_files.refuse_unless_utf8(raw, name, _EXPECTED)
     others: UserFileError | None = None
     documents = 0
     for document, lax, origin in _documents(name, raw):
@@ -168,7 +168,7 @@ def _read_whole(name: str, raw: bytes, objects: Objects) -> UserFileError | None
         other = _store_all(document, objects, origin, lax=lax)
         others = others or other
     if not documents:
-        raise UserFileError(name, "the file is empty", EXPECTED, 1)
+        raise UserFileError(name, "the file is empty", _EXPECTED, 1)
     return others
 
 
@@ -183,8 +183,8 @@ def _read_lines(name: str, beginning: bytes, stream: BinaryIO, objects: Objects)
         try:
             document = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            user_files.refuse_unless_utf8(line, name, EXPECTED, number)
-            raise UserFileError(name, f"not JSON: {error}", EXPECTED, number + 1) from None
+            user_files.refuse_unless_utf8(line, name, _EXPECTED, number)
+            raise UserFileError(name, f"not JSON: {error}", _EXPECTED, number + 1) from None
         other = _store_all(document, objects, _Origin(name, line, 0, number), lax=False)
         others = others or other
     return others
@@ -199,12 +199,12 @@ class _Origin(NamedTuple):
     lines: int = 0
 
     def fault(self, fault: str, path: tuple[str | int, ...]) -> UserFileError:
-        return UserFileError(self.name, fault, EXPECTED, self._line(path))
+        return UserFileError(self.name, fault, _EXPECTED, self._line(path))
 
     def _line(self, path: tuple[str | int, ...]) -> int | None:
         """The line of the value at this path in the document: parses the file again, with positions."""
         try:
-            for _ in bounded_events(self.raw, LIMITS):
+            for _ in bounded_events(self.raw, _LIMITS):
                 pass
             node = next(islice(yaml.compose_all(self.raw, LOADER), self.number, None))
             for part in path:
@@ -226,7 +226,7 @@ def _files(source: str) -> Iterator[str]:
     every = (os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names)
     files = sorted(file for file in every if file.endswith(SUFFIXES))
     if not files:
-        raise UserFileError(source, f"no file in it ends in {', '.join(SUFFIXES)}", EXPECTED)
+        raise UserFileError(source, f"no file in it ends in {', '.join(SUFFIXES)}", _EXPECTED)
     yield from files
 
 
@@ -245,7 +245,7 @@ def _documents(name: str, raw: bytes) -> Iterator[tuple[Any, bool, _Origin]]:
                 return
             json_fault = f"not JSON: {error}"
         except RecursionError:
-            raise UserFileError(name, "values are nested too deep", EXPECTED) from None
+            raise UserFileError(name, "values are nested too deep", _EXPECTED) from None
         if several := _json_values(name, raw, text):
             yield from ((value, False, origin) for value, origin in several)
             return
@@ -254,12 +254,12 @@ def _documents(name: str, raw: bytes) -> Iterator[tuple[Any, bool, _Origin]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         fault = json_fault or f"not YAML: {error.problem or error.context}"
-        raise UserFileError(name, fault, EXPECTED, mark.line + 1 if mark else None) from None
+        raise UserFileError(name, fault, _EXPECTED, mark.line + 1 if mark else None) from None
     except yaml.reader.ReaderError as error:
         line = raw.decode("utf-8", "replace").count("\n", 0, int(error.position)) + 1
-        raise UserFileError(name, f"not YAML: {error.reason}", EXPECTED, line) from None
+        raise UserFileError(name, f"not YAML: {error.reason}", _EXPECTED, line) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserFileError(name, f"not YAML: {' '.join(str(error).split())}", EXPECTED) from None
+        raise UserFileError(name, f"not YAML: {' '.join(str(error).split())}", _EXPECTED) from None
 
 
 def _json_lines(text: bytes) -> list[Any]:
@@ -283,12 +283,12 @@ def _json_values(name: str, raw: bytes, text: bytes) -> list[tuple[Any, _Origin]
         try:
             value, end = decode(whole, start)
         except RecursionError:
-            raise UserFileError(name, "values are nested too deep", EXPECTED) from None
+            raise UserFileError(name, "values are nested too deep", _EXPECTED) from None
         except ValueError as error:
             if not values or whole[start] not in "{[":  # --- between two values is YAML
                 return []
             line = lines + getattr(error, "lineno", 1) - whole.count("\n", 0, start)
-            raise UserFileError(name, f"not JSON: {getattr(error, 'msg', error)}", EXPECTED, line) from None
+            raise UserFileError(name, f"not JSON: {getattr(error, 'msg', error)}", _EXPECTED, line) from None
         values.append((value, _Origin(name, whole[start:end].encode(), 0, lines)))
         following = _BETWEEN.match(whole, end)
         end = end if following is None else following.end()
@@ -300,7 +300,7 @@ def _json_values(name: str, raw: bytes, text: bytes) -> list[tuple[Any, _Origin]
 def _yaml(raw: bytes) -> Iterator[Any]:
     """Build the documents of a stream from the parser's events."""
     stack: list[tuple[Any, list[Any]]] = []
-    for event in bounded_events(raw, LIMITS):
+    for event in bounded_events(raw, _LIMITS):
         if isinstance(event, yaml.ScalarEvent):
             plain = not event.style and event.tag is None
             value: Any = None if plain and event.value in _NULLS else event.value

@@ -27,8 +27,8 @@ from nodeagent.console import user_files
 from nodeagent.console.user_files import UserFileError
 from nodeagent.health.cabling import PlanError, Port, of_node, same_name
 
-EXPECTED = "a cabling plan: YAML of nodes, links and {switch, port}, CSV with node,link,switch,port, or DOT"
-COLUMNS = ("node", "link", "switch", "port")
+_EXPECTED = "a cabling plan: YAML of nodes, links and {switch, port}, CSV with node,link,switch,port, or DOT"
+_COLUMNS = ("node", "link", "switch", "port")
 RACK = "rack"
 NETBOX_ENDS = (
     (("device a", "termination a", "rack a"), ("device b", "termination b", "rack b")),
@@ -38,8 +38,8 @@ NETBOX_ENDS = (
 TO_BE_REMOVED = "decommissioning"
 _LABEL = re.compile(r"\s*\([^()]*\)$")
 """NetBox adds the label of an interface to its name."""
-SIZE_MAX = 64 * 1024 * 1024
-LIMITS = Limits(size=SIZE_MAX, values=20_000_000)
+_SIZE_MAX = 64 * 1024 * 1024
+_LIMITS = Limits(size=_SIZE_MAX, values=20_000_000)
 _END = r'\s*"?([^":\s]+)"?\s*:\s*"?([^"\s;]+?)"?\s*'
 _CABLE = re.compile(rf"{_END}--{_END}(\[.*\])?\s*;?\s*")
 
@@ -59,8 +59,8 @@ class CablingPlan(NamedTuple):
 def read(source: str, nodes: Collection[str], links: Collection[str]) -> CablingPlan:
     """``nodes`` are those of the cluster, ``links`` all names, netdevs and PCI addresses in their reports. Raises
     ``UserFileError``."""
-    content = user_files.read(source, EXPECTED, SIZE_MAX)
-    user_files.refuse_unless_utf8(content, source, EXPECTED)
+    content = user_files.read(source, _EXPECTED, _SIZE_MAX)
+    user_files.refuse_unless_utf8(content, source, _EXPECTED)
     text = content.decode()
     known = _PlanNodes(nodes)
     if source.endswith(".csv"):
@@ -72,7 +72,7 @@ def read(source: str, nodes: Collection[str], links: Collection[str]) -> Cabling
     if not any(plan.cables.values()):
         fault = "no cable in it leads from a link of a node to a switch"
         raise UserFileError(
-            source, f"{fault}: devices need the names of the nodes" if plan.left_out else fault, EXPECTED
+            source, f"{fault}: devices need the names of the nodes" if plan.left_out else fault, _EXPECTED
         )
     return plan
 
@@ -97,7 +97,7 @@ class _PlanNodes:
 
 def _from_yaml(text: str, source: str, known: _PlanNodes) -> PlannedCables:
     try:
-        document = load_document(text, LIMITS)
+        document = load_document(text, _LIMITS)
         if not isinstance(document, dict):
             raise PlanError("it must map nodes to links to {switch: …, port: …}")
         cables: PlannedCables = {}
@@ -108,7 +108,7 @@ def _from_yaml(text: str, source: str, known: _PlanNodes) -> PlannedCables:
             cables[node] = of_node(document, name)
         return cables
     except (ValueError, PlanError) as error:
-        raise UserFileError(source, str(error), EXPECTED) from error
+        raise UserFileError(source, str(error), _EXPECTED) from error
 
 
 def _from_csv(text: str, source: str, known: _PlanNodes, links: Collection[str]) -> CablingPlan:
@@ -121,20 +121,20 @@ def _from_csv(text: str, source: str, known: _PlanNodes, links: Collection[str])
                 return _from_netbox(rows, source, ends, known, links)
         return _from_columns(rows, source, known)
     except csv.Error as error:
-        raise UserFileError(source, str(error), EXPECTED, rows.reader.line_num) from error
+        raise UserFileError(source, str(error), _EXPECTED, rows.reader.line_num) from error
 
 
 def _from_columns(rows: csv.DictReader[str], source: str, known: _PlanNodes) -> CablingPlan:
     heads = rows.fieldnames or ()
-    if missing := [column for column in COLUMNS if column not in heads]:
-        raise UserFileError(source, f"the header has no column {missing[0]}", EXPECTED, 1)
+    if missing := [column for column in _COLUMNS if column not in heads]:
+        raise UserFileError(source, f"the header has no column {missing[0]}", _EXPECTED, 1)
     plan = CablingPlan({}, {})
     for row in rows:
-        node, link, switch, port, rack = ((row.get(column) or "").strip() for column in (*COLUMNS, RACK))
+        node, link, switch, port, rack = ((row.get(column) or "").strip() for column in (*_COLUMNS, RACK))
         if not node and not link:
             continue
         if not node or not link or not switch:
-            raise UserFileError(source, "a cable needs a node, a link and a switch", EXPECTED, rows.line_num)
+            raise UserFileError(source, "a cable needs a node, a link and a switch", _EXPECTED, rows.line_num)
         node = known.find(node) or node
         _add(plan.cables, node, link, Port(switch, port), source, rows.line_num)
         if rack:
@@ -155,7 +155,7 @@ def _from_netbox(
                 fault = (
                     f"the header has no column {column}: export all data of the cables, not the current view"
                 )
-                raise UserFileError(source, fault, EXPECTED, 1)
+                raise UserFileError(source, fault, _EXPECTED, 1)
     plan, left_out = CablingPlan({}, {}), 0
     for row in rows:
         if (row.get("status") or "").strip().lower() == TO_BE_REMOVED:
@@ -168,7 +168,7 @@ def _from_netbox(
             continue
         if len(near.devices) != 1 or len(far.devices) != 1:
             fault = "a cable of a node has several devices at one end: list one cable for each of them"
-            raise UserFileError(source, fault, EXPECTED, rows.line_num)
+            raise UserFileError(source, fault, _EXPECTED, rows.line_num)
         node = known.find(near.devices[0]) or near.devices[0]
         port = far.terminations[0] if len(far.terminations) == 1 else ""
         for link in near.terminations:
@@ -209,7 +209,7 @@ def _from_dot(text: str, source: str, known: _PlanNodes) -> CablingPlan:
             continue
         cable = _CABLE.fullmatch(line)
         if cable is None:
-            raise UserFileError(source, "this line is no cable", EXPECTED, number)
+            raise UserFileError(source, "this line is no cable", _EXPECTED, number)
         ends = (cable[1], cable[2]), (cable[3], cable[4])
         if known.find(ends[0][0]) is None:
             ends = ends[1], ends[0]
@@ -225,5 +225,5 @@ def _from_dot(text: str, source: str, known: _PlanNodes) -> CablingPlan:
 def _add(cables: PlannedCables, node: str, link: str, port: Port, source: str, line: int) -> None:
     links = cables.setdefault(node, {})
     if link in links:
-        raise UserFileError(source, f"{link} of {node} is listed twice", EXPECTED, line)
+        raise UserFileError(source, f"{link} of {node} is listed twice", _EXPECTED, line)
     links[link] = port

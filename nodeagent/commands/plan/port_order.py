@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
-Place = tuple[int, ...]
+_Place = tuple[int, ...]
 """The numbers in a port's name, or differences of them."""
 
 
@@ -40,7 +40,7 @@ def deviations(links: Iterable[NodePort]) -> dict[NodePort, Deviation] | None:
     for link in links:
         nodes.setdefault(link.node, {})[link.link] = link
     offsets = _offsets(nodes)
-    expected: dict[NodePort, Place] = {}
+    expected: dict[NodePort, _Place] = {}
     count = 0
     for own in nodes.values():
         places = {
@@ -66,13 +66,13 @@ def deviations(links: Iterable[NodePort]) -> dict[NodePort, Deviation] | None:
     return found
 
 
-def _offsets(nodes: Mapping[str, Mapping[str, NodePort]]) -> dict[str, Place]:
+def _offsets(nodes: Mapping[str, Mapping[str, NodePort]]) -> dict[str, _Place]:
     """By name of a link, the usual difference of its port to that of the most frequent link."""
     names = Counter(name for own in nodes.values() for name in own)
     if not names:
         return {}
     reference = max(names, key=lambda name: (names[name], name))
-    offsets: dict[str, Place] = {}
+    offsets: dict[str, _Place] = {}
     for name in names:
         differences = Counter(
             _minus(_place(own[name].port), _place(own[reference].port))
@@ -85,16 +85,16 @@ def _offsets(nodes: Mapping[str, Mapping[str, NodePort]]) -> dict[str, Place]:
     return offsets if 4 * len(offsets) >= 3 * len(names) else {}
 
 
-def _place(port: str) -> Place:
+def _place(port: str) -> _Place:
     return tuple(map(int, _NUMBER.findall(port)))
 
 
-def _minus(one: Place, other: Place) -> Place:
+def _minus(one: _Place, other: _Place) -> _Place:
     """Nothing, if the ports are not named alike."""
     return tuple(a - b for a, b in zip(one, other, strict=True)) if len(one) == len(other) else ()
 
 
-def _named(port: str, place: Place) -> str:
+def _named(port: str, place: _Place) -> str:
     """The name of the port at this place, as that of ``port``."""
     numbers = iter(place)
     return _NUMBER.sub(lambda _: str(next(numbers)), port) if len(place) == len(_place(port)) else ""

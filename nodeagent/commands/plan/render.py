@@ -41,10 +41,10 @@ def document(outcome: PlanOutcome) -> dict[str, Any]:
 
 
 def as_yaml(hypernodes: Iterable[HyperNode]) -> str:
-    return "---\n".join("".join(f"{line}\n" for line in lines(hypernode)) for hypernode in hypernodes)
+    return "---\n".join("".join(f"{line}\n" for line in _lines(hypernode)) for hypernode in hypernodes)
 
 
-def lines(hypernode: HyperNode) -> Iterator[str]:
+def _lines(hypernode: HyperNode) -> Iterator[str]:
     """One object as YAML, with one member per line."""
     manifest = render(hypernode)
     yield f"apiVersion: {manifest['apiVersion']}"
@@ -73,8 +73,8 @@ def as_diff(published: Mapping[str, HyperNode], outcome: PlanOutcome) -> str:
         old, new = published.get(name), wanted.get(name)
         if old is not None and new is not None and old.same(new):
             continue
-        before = [] if old is None else [*lines(old)]
-        after = [] if new is None else [*lines(new)]
+        before = [] if old is None else [*_lines(old)]
+        after = [] if new is None else [*_lines(new)]
         out += difflib.unified_diff(
             before,
             after,

@@ -19,7 +19,7 @@ from nodeagent.console.user_files import UserFileError
 from nodeagent.fabric.troubles import FabricTrouble, few, troubles
 from nodeagent.kube.client import ApiError
 
-WATCH_MIN_S = 1.0
+_WATCH_MIN_S = 1.0
 
 
 def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
@@ -52,7 +52,7 @@ def repeated(options: argparse.Namespace, look: Callable[[], tuple[str, int]]) -
                 paint(f"{text}\n\nnodeagent: {error}") if sys.stdout.isatty() else note(str(error))
             else:
                 paint(text)  # a reader who has gone ends it
-            time.sleep(max(options.watch, WATCH_MIN_S))
+            time.sleep(max(options.watch, _WATCH_MIN_S))
     return GOOD
 
 

@@ -52,7 +52,7 @@ from nodeagent.offering.offer import Offer
 from nodeagent.sources.link_selection import select
 from nodeagent.web.machine_view import MachineView
 
-ALONE = "this is a look of the command itself, without the samples, holds and penalties of an agent"
+_ALONE = "this is a look of the command itself, without the samples, holds and penalties of an agent"
 _VIEW = msgspec_json.Decoder(MachineView)
 NIC_HEADS = (
     "NIC", "NETDEV", "PCI ADDRESS", "RDMA", "SWITCH", "PORT", "NEAREST GPU", "SPEED", "LINK", "VFS", "DRIVER", "NUMA",
@@ -65,13 +65,13 @@ async def show(config: Config, options: argparse.Namespace) -> int:
     root, file = options.root, options.config
     fetch = partial(_of_agent, config, file, root)
     agent, source = await in_thread(fetch)
-    sentence = origin(agent, source, ALONE)
+    sentence = origin(agent, source, _ALONE)
     if agent is not None and _differs(agent, config, file):
         sentence += f"; its configuration is not {file}, and the resources are those of that file"
     if options.watch:
-        views = watch(config, root) if agent is None else follow(agent, fetch, operator.eq)
+        views = _watch(config, root) if agent is None else follow(agent, fetch, operator.eq)
     else:
-        views = once(config, root, options.wait, agent, fetch)
+        views = _once(config, root, options.wait, agent, fetch)
     named, code = options.json, GOOD
     with watching(in_place=options.watch and not options.json) as show:
         async for view in views:
@@ -100,7 +100,7 @@ def _differs(view: MachineView, config: Config, file: Path | None) -> bool:
     return file is not None and view.configuration != digest(config)
 
 
-async def once(
+async def _once(
     config: Config, root: Path, wait_s: float, agent: MachineView | None, fetch: Fetch[MachineView]
 ) -> AsyncIterator[MachineView]:
     """Yield the machine once. ``wait_s``: until every link with carrier has a neighbor, for this long at most."""
@@ -140,7 +140,7 @@ def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
     return up - {neighbor.link for neighbor in snapshot.neighbors}
 
 
-async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
+async def _watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
     """Yield a view now and one at every change, until cancelled."""
     rails = RailMemory(Tree(root).path(config.health.state_directory))
     async with _scanning(config, root, rails) as inventory:

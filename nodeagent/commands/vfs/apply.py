@@ -50,12 +50,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-WAIT_S = 10.0
+_WAIT_S = 10.0
 """VFs appear during the write to ``sriov_numvfs``, but their driver may be loaded later, and udev renames their
 netdevs after that."""
 STEP_S = 300.0
 """For one write or one question to the kernel. A driver takes seconds for each VF that it creates."""
-MARKER = "/.nodeagent/machine.yaml"
+_MARKER = "/.nodeagent/machine.yaml"
 
 
 class PfState(StrEnum):
@@ -119,7 +119,7 @@ def apply(
     root: Path,
     *,
     force: bool = False,
-    wait_s: float = WAIT_S,
+    wait_s: float = _WAIT_S,
     step_s: float = STEP_S,
     kubelet_dir: Path = Path(KUBELET_DIR),
 ) -> VfsResult:
@@ -129,7 +129,7 @@ def apply(
     if not config.vfs:
         return VfsResult(notes=("the section vfs is empty: nothing was read or changed",))
     tree = Tree(root)
-    if "kind: captured" in (tree.text(MARKER) or "").splitlines():
+    if "kind: captured" in (tree.text(_MARKER) or "").splitlines():
         raise SriovError(
             f"{root} is a capture and is not written; `nodeagent vfs show` shows the differences"
         )

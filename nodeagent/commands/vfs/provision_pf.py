@@ -36,7 +36,7 @@ from nodeagent.host import sriov
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
 
-POLL_S = 0.02
+_POLL_S = 0.02
 _LOCAL = 0x02
 """The universal/local bit of an EUI-64 (RFC 4291, appendix A)."""
 
@@ -420,7 +420,7 @@ def until(holds: Callable[[], bool], wait_s: float) -> bool:
             pass  # a device that is just being added or removed
         if time.monotonic() >= deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
 
 
 def different(want: VfSettings, has: VfSettings) -> VfSettings | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module, plausible
 
-KINDS = {
+_KINDS = {
     0x18: "QSFP-DD",
     0x19: "OSFP",
     0x1B: "DSFP",
@@ -37,7 +37,7 @@ def further(image: Image) -> tuple[Area, ...]:
     return () if image.u8(0, 2) & _FLAT else _PAGED
 
 
-def decode(image: Image) -> Module:
+def _decode(image: Image) -> Module:
     paged = image.has(1, 159)
     medium = _MEDIA.get(image.u8(0, 85), Medium.UNKNOWN)
     if medium is Medium.ACTIVE and image.u8(0, 212) < _COPPER_FROM:
@@ -45,7 +45,7 @@ def decode(image: Image) -> Module:
     can = image.data(1, 159, 2) if paged else b"\0\0"
     measured = paged and medium is not Medium.PASSIVE
     return Module(
-        kind=KINDS.get(image.u8(0, 0), "CMIS"),
+        kind=_KINDS.get(image.u8(0, 0), "CMIS"),
         medium=medium,
         vendor=image.text(0, 129, 16),
         part=image.text(0, 148, 16),

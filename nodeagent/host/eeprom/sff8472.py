@@ -19,7 +19,7 @@ from nodeagent.host.eeprom.image import (
     plausible,
 )
 
-KINDS = {0x03: "SFP"}
+_KINDS = {0x03: "SFP"}
 
 FIRST = (Area(0, 0, 96),)
 _MONITORS = (Area(0, 0, 92, DIAGNOSTICS), Area(0, 96, 10, DIAGNOSTICS))
@@ -38,13 +38,13 @@ def further(image: Image) -> tuple[Area, ...]:
     return _MONITORS if monitoring & _IMPLEMENTED and not monitoring & _ADDRESS_CHANGE else ()
 
 
-def decode(image: Image) -> Module:
+def _decode(image: Image) -> Module:
     cable = image.u8(0, 8)
     medium = Medium.PASSIVE if cable & _PASSIVE else Medium.ACTIVE if cable & _ACTIVE else Medium.OPTICAL
     measured = image.has(0, 96, DIAGNOSTICS) and medium is not Medium.PASSIVE
     reading = _Reading(image, external=bool(image.u8(0, 92) & _EXTERNAL)) if measured else None
     return Module(
-        kind=KINDS.get(image.u8(0, 0), "SFP"),
+        kind=_KINDS.get(image.u8(0, 0), "SFP"),
         medium=medium,
         vendor=image.text(0, 20, 16),
         part=image.text(0, 40, 16),

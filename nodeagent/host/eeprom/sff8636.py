@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module, plausible
 
-KINDS = {0x0C: "QSFP", 0x0D: "QSFP+", 0x11: "QSFP28"}
+_KINDS = {0x0C: "QSFP", 0x0D: "QSFP+", 0x11: "QSFP28"}
 
 FIRST = (Area(0, 0, 3), Area(0, 22, 6), Area(0, 34, 24), Area(0, 147, 65), Area(0, 220, 1))
 _LIMITS = (Area(3, 128, 24), Area(3, 176, 24))
@@ -28,7 +28,7 @@ def further(image: Image) -> tuple[Area, ...]:
     return () if image.u8(0, 2) & _FLAT or _medium(image) is Medium.PASSIVE else _LIMITS
 
 
-def decode(image: Image) -> Module:
+def _decode(image: Image) -> Module:
     medium = _medium(image)
     measures = image.u8(0, 220)
     said = image.u8(0, 1) >= _MONITOR_BITS_FROM
@@ -38,7 +38,7 @@ def decode(image: Image) -> Module:
     fed = bool(measures & _VOLTS_MEASURED) if said else not passive and image.u16(0, 26) != 0
     limited = image.has(3, 128) and not passive
     return Module(
-        kind=KINDS.get(image.u8(0, 0), "QSFP"),
+        kind=_KINDS.get(image.u8(0, 0), "QSFP"),
         medium=medium,
         vendor=image.text(0, 148, 16),
         part=image.text(0, 168, 16),
