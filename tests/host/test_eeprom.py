@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host.eeprom import IDENTIFIER, cmis, decode, missing, sff8472, sff8636
+from nodeagent.host.eeprom import IDENTIFIER, decode, missing
+from nodeagent.host.eeprom.cmis import CMIS
 from nodeagent.host.eeprom.image import (
     DIAGNOSTICS,
     AlarmThresholds,
@@ -19,6 +20,8 @@ from nodeagent.host.eeprom.image import (
     Medium,
     plausible,
 )
+from nodeagent.host.eeprom.sff8472 import SFF8472
+from nodeagent.host.eeprom.sff8636 import SFF8636
 from nodeagent.sampling.transceiver_reader import module_values
 
 Pages = dict[tuple[int, int], bytearray]
@@ -242,9 +245,9 @@ def test_flags_that_are_cleared_by_reading_are_never_read():
 def test_every_area_is_valid_for_one_kernel_request():
     """net/ethtool/eeprom.c, eeprom_parse_request: within one half, and pages other than 0 in the upper one."""
     areas = [
-        *(*sff8472.FIRST, *sff8472.further(read(sff8472_image())[0])),
-        *(*sff8636.FIRST, *sff8636.further(read(sff8636_image())[0])),
-        *(*cmis.FIRST, *cmis.further(read(cmis_image())[0])),
+        *(*SFF8472.first, *SFF8472.further(read(sff8472_image())[0])),
+        *(*SFF8636.first, *SFF8636.further(read(sff8636_image())[0])),
+        *(*CMIS.first, *CMIS.further(read(cmis_image())[0])),
     ]
     assert len(areas) > 12
     for area in areas:

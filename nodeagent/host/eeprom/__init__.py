@@ -7,27 +7,16 @@ decode(image)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
-from nodeagent.host.eeprom import cmis, sff8472, sff8636
-from nodeagent.host.eeprom.image import Area, EepromError, Image, Module
+from nodeagent.host.eeprom.cmis import CMIS
+from nodeagent.host.eeprom.image import Area, EepromError, Image, Module, Standard
+from nodeagent.host.eeprom.sff8472 import SFF8472
+from nodeagent.host.eeprom.sff8636 import SFF8636
 
 IDENTIFIER = Area(0, 0, 1)
 """SFF-8024: the first byte identifies the standard of the others."""
 
 
-class _Standard(NamedTuple):
-    first: tuple[Area, ...]
-    further: Callable[[Image], tuple[Area, ...]]
-    decode: Callable[[Image], Module]
-
-
-_STANDARDS = {
-    kind: _Standard(standard.FIRST, standard.further, standard.decode)
-    for standard in (sff8472, sff8636, cmis)
-    for kind in standard.KINDS
-}
+_STANDARDS = {kind: standard for standard in (SFF8472, SFF8636, CMIS) for kind in standard.kinds}
 
 
 def missing(image: Image) -> tuple[Area, ...]:
@@ -46,7 +35,7 @@ def _left(image: Image, areas: tuple[Area, ...]) -> tuple[Area, ...]:
     return tuple(area for area in areas if not image.has(area.page, area.start + area.length - 1, area.i2c))
 
 
-def _standard(image: Image) -> _Standard:
+def _standard(image: Image) -> Standard:
     identifier = image.u8(0, 0)
     try:
         return _STANDARDS[identifier]

@@ -6,7 +6,16 @@ the lanes. The flags (00h bytes 8-11, 11h bytes 134-152) are not read, because a
 
 from __future__ import annotations
 
-from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module, plausible
+from nodeagent.host.eeprom.image import (
+    AlarmThresholds,
+    Area,
+    Image,
+    Lane,
+    Medium,
+    Module,
+    Standard,
+    plausible,
+)
 
 _KINDS = {
     0x18: "QSFP-DD",
@@ -18,7 +27,7 @@ _KINDS = {
     0x21: "OSFP-XD",
 }
 
-FIRST = (Area(0, 0, 4), Area(0, 14, 4), Area(0, 85, 1), Area(0, 129, 53), Area(0, 212, 1))
+_FIRST = (Area(0, 0, 4), Area(0, 14, 4), Area(0, 85, 1), Area(0, 129, 53), Area(0, 212, 1))
 _PAGED = (Area(1, 159, 2), Area(2, 128, 16), Area(2, 176, 24), Area(0x11, 154, 60))
 
 _STATES = {1: "low-power", 2: "power-up", 3: "ready", 4: "power-down", 5: "fault"}
@@ -32,7 +41,7 @@ _VOLTS = 1e-4
 _DEGREES = 1 / 256
 
 
-def further(image: Image) -> tuple[Area, ...]:
+def _further(image: Image) -> tuple[Area, ...]:
     """A module with flat memory, such as a passive cable, has no other pages."""
     return () if image.u8(0, 2) & _FLAT else _PAGED
 
@@ -94,3 +103,6 @@ def _limits(image: Image, can: bytes) -> dict[str, AlarmThresholds]:
 
 def _four(values: list[float]) -> AlarmThresholds:
     return AlarmThresholds(*values)
+
+
+CMIS = Standard(_KINDS, _FIRST, _further, _decode)

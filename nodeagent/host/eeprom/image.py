@@ -7,8 +7,10 @@ alarms, and another program would miss them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 ADDRESS = 0x50
 DIAGNOSTICS = 0x51
@@ -130,3 +132,13 @@ class Image:
         """ASCII padded with blanks. Unprintable characters, which some vendors use, become question marks."""
         raw = self.data(page, at, length).decode("latin-1")
         return "".join(c if " " <= c <= "~" else "?" for c in raw.rstrip(" \0\xff")).strip()
+
+
+class Standard(NamedTuple):
+    """A kind of EEPROM: its names by the identifier in the first byte, the areas to read first, those to read when
+    these are in the image, and the decoding. Pages beyond the first may be missing."""
+
+    kinds: Mapping[int, str]
+    first: tuple[Area, ...]
+    further: Callable[[Image], tuple[Area, ...]]
+    decode: Callable[[Image], Module]

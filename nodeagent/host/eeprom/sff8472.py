@@ -16,12 +16,13 @@ from nodeagent.host.eeprom.image import (
     Lane,
     Medium,
     Module,
+    Standard,
     plausible,
 )
 
 _KINDS = {0x03: "SFP"}
 
-FIRST = (Area(0, 0, 96),)
+_FIRST = (Area(0, 0, 96),)
 _MONITORS = (Area(0, 0, 92, DIAGNOSTICS), Area(0, 96, 10, DIAGNOSTICS))
 
 _IMPLEMENTED, _EXTERNAL, _ADDRESS_CHANGE = 0x40, 0x10, 0x04  # A0h byte 92
@@ -32,7 +33,7 @@ _VOLTS = 1e-4
 _DEGREES = 1 / 256
 
 
-def further(image: Image) -> tuple[Area, ...]:
+def _further(image: Image) -> tuple[Area, ...]:
     """A module that needs a command to change its address is not read further."""
     monitoring = image.u8(0, 92)
     return _MONITORS if monitoring & _IMPLEMENTED and not monitoring & _ADDRESS_CHANGE else ()
@@ -106,3 +107,6 @@ class _Reading:
             return raw
         slope = self._image.u16(0, place, DIAGNOSTICS) / 256
         return slope * raw + self._image.s16(0, place + 2, DIAGNOSTICS)
+
+
+SFF8472 = Standard(_KINDS, _FIRST, _further, _decode)

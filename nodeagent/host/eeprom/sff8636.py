@@ -6,11 +6,20 @@ read clears them.
 
 from __future__ import annotations
 
-from nodeagent.host.eeprom.image import AlarmThresholds, Area, Image, Lane, Medium, Module, plausible
+from nodeagent.host.eeprom.image import (
+    AlarmThresholds,
+    Area,
+    Image,
+    Lane,
+    Medium,
+    Module,
+    Standard,
+    plausible,
+)
 
 _KINDS = {0x0C: "QSFP", 0x0D: "QSFP+", 0x11: "QSFP28"}
 
-FIRST = (Area(0, 0, 3), Area(0, 22, 6), Area(0, 34, 24), Area(0, 147, 65), Area(0, 220, 1))
+_FIRST = (Area(0, 0, 3), Area(0, 22, 6), Area(0, 34, 24), Area(0, 147, 65), Area(0, 220, 1))
 _LIMITS = (Area(3, 128, 24), Area(3, 176, 24))
 
 _FLAT = 0x04
@@ -24,7 +33,7 @@ _VOLTS = 1e-4
 _DEGREES = 1 / 256
 
 
-def further(image: Image) -> tuple[Area, ...]:
+def _further(image: Image) -> tuple[Area, ...]:
     return () if image.u8(0, 2) & _FLAT or _medium(image) is Medium.PASSIVE else _LIMITS
 
 
@@ -83,3 +92,6 @@ def _limits(image: Image, measures: int) -> dict[str, AlarmThresholds]:
     if measures & _TX_POWER_MEASURED:
         found["tx_power"] = four(192, _MICROWATTS)
     return plausible(found)
+
+
+SFF8636 = Standard(_KINDS, _FIRST, _further, _decode)
