@@ -33,7 +33,7 @@ from nodeagent.lldp.lldpdu import (
     Ppvid,
     Vlan,
 )
-from nodeagent.lldp.lldpdu_codec import decode, encode
+from nodeagent.lldp.lldpdu_codec import decode_lldpdu, encode_lldpdu
 from nodeagent.lldp.neighbor_table import NeighborTable
 
 _CLASSES = bytes((0, 0, 0, 3, 0, 0, 6, 7))
@@ -66,7 +66,7 @@ PDU = Lldpdu(
     med=Med(MedCapabilities(0x3F, 4), "1.0", "2.3.4", "5.9.1"),
     organizational=(Organizational(bytes.fromhex("0026e1"), 2, b"leaf-group-0"),),
 )
-FRAME = build_frame(NEAREST_BRIDGE, bytes.fromhex("1c34da1c5801"), encode(PDU))
+FRAME = build_frame(NEAREST_BRIDGE, bytes.fromhex("1c34da1c5801"), encode_lldpdu(PDU))
 
 
 def tlvs(data: bytes) -> int:
@@ -110,8 +110,8 @@ def microseconds(work, calls: int) -> float:
 
 
 def main() -> None:
-    pdu = encode(PDU)
-    assert decode(FRAME, parse_frame(FRAME).offset) == PDU
+    pdu = encode_lldpdu(PDU)
+    assert decode_lldpdu(FRAME, parse_frame(FRAME).offset) == PDU
     table = NeighborTable()
     table.receive("eth0", FRAME, 0.0)
     copies = [
@@ -125,7 +125,9 @@ def main() -> None:
     # Two system names in turn: each frame is news.
     changing = [
         build_frame(
-            NEAREST_BRIDGE, bytes.fromhex("1c34da1c5801"), encode(replace(PDU, system_description=text))
+            NEAREST_BRIDGE,
+            bytes.fromhex("1c34da1c5801"),
+            encode_lldpdu(replace(PDU, system_description=text)),
         )
         for text in ("one", "another")
     ]
@@ -139,8 +141,8 @@ def main() -> None:
     works = {
         "bare parse into a dictionary": (lambda: bare_parse(FRAME), 2000, 1),
         "table, changed frame": (change, 1000, 2),
-        "LLDPDU decode": (lambda: decode(pdu), 2000, 1),
-        "frame parse and decode": (lambda: decode(FRAME, parse_frame(FRAME).offset), 2000, 1),
+        "LLDPDU decode": (lambda: decode_lldpdu(pdu), 2000, 1),
+        "frame parse and decode": (lambda: decode_lldpdu(FRAME, parse_frame(FRAME).offset), 2000, 1),
         "table, byte-equal refresh": (refresh, 5, 1000),
     }
     try:

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from nodeagent.host.netlink.kernel_events import LinkEvents  # noqa: E402
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame  # noqa: E402
 from nodeagent.lldp.lldpdu import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId  # noqa: E402
-from nodeagent.lldp.lldpdu_codec import encode  # noqa: E402
+from nodeagent.lldp.lldpdu_codec import encode_lldpdu  # noqa: E402
 from nodeagent.sources.lldp_receiver import LldpReceiver  # noqa: E402
 from nodeagent.sources.lldp_source import run_receiver  # noqa: E402
 from nodeagent.sources.source_settings import LinkSelect  # noqa: E402
@@ -54,7 +54,7 @@ def frame(number: int, name: str) -> bytes:
         pvid=100,
         maximum_frame_size=9216,
     )
-    return build_frame(NEAREST_BRIDGE, b"\x02\0\0\0\0\1", encode(pdu))
+    return build_frame(NEAREST_BRIDGE, b"\x02\0\0\0\0\1", encode_lldpdu(pdu))
 
 
 # --- the sender's process ---------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from nodeagent.web import live_document
 from nodeagent.web.live_document import LiveDocument
 from nodeagent.web.server import WebServer
 from nodeagent.web.ui_files import self_contained
-from nodeagent.web.ui_pages import PREFIX, UiPages
+from nodeagent.web.ui_pages import UI_PREFIX, UiPages
 from tests.support import fabrics
 from tests.support.chromium import Browser
 
@@ -127,7 +127,7 @@ async def with_viewers(viewers: int) -> float:
 
     live = LiveDocument(make, lambda: changed.wait())  # noqa: PLW0108 - each change is a new event
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    server = WebServer({}, folders={PREFIX: UiPages("fabric", live).answer})
+    server = WebServer({}, folders={UI_PREFIX: UiPages("fabric", live).answer})
     task = asyncio.create_task(server.run("127.0.0.1", 0, port.set_result))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", VIEWER, str(await port), str(viewers)

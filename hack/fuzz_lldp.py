@@ -43,12 +43,12 @@ def _within(offset: int, data: bytes) -> None:
 def codec(data: bytes) -> None:
     for raw in (data, _START + data):
         try:
-            pdu = lldpdu_codec.decode(raw)
+            pdu = lldpdu_codec.decode_lldpdu(raw)
         except lldpdu.LldpError as error:
             _within(error.offset, raw)
             continue
         again = structs.replace(pdu, warnings=())
-        assert lldpdu_codec.decode(lldpdu_codec.encode(again)) == again
+        assert lldpdu_codec.decode_lldpdu(lldpdu_codec.encode_lldpdu(again)) == again
         describe.describe(pdu)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from nodeagent.health.recording import Header, Subject, encode
+from nodeagent.health.recording import Header, Subject, encode_recorded
 from nodeagent.measurements.sample import Sample, Source
 
 FOLDER = Path(__file__).parents[1] / "tests" / "recordings"
@@ -391,7 +391,7 @@ def recording(incident: Incident) -> bytes:
     )
     of_gpu = incident.samples in (nvlink_errors, nvlink_bit_errors)
     devices = (Subject(GPU, "gpu", index=0),) if of_gpu else nics
-    return b"".join(map(encode, (Header(agent="made", devices=devices), *incident.samples())))
+    return b"".join(map(encode_recorded, (Header(agent="made", devices=devices), *incident.samples())))
 
 
 def main() -> None:

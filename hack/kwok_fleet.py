@@ -23,7 +23,7 @@ from typing import Any
 
 from nodeagent.agent_config import Config
 from nodeagent.cluster.node_report import body, report
-from nodeagent.commands.scan.listing import scan_once
+from nodeagent.commands.scan.listing import scan_machine
 from nodeagent.facts.inventory import Inventory
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.machine.blueprint import ModelError
@@ -39,7 +39,7 @@ def offered(machine: Machine) -> dict[str, str]:
     """The resources that an agent with the default configuration offers on this machine, with their amounts."""
     with tempfile.TemporaryDirectory() as folder:
         machine.write(Path(folder))
-        view = asyncio.run(scan_once(Config(), Path(folder)))
+        view = asyncio.run(scan_machine(Config(), Path(folder)))
     return {name: str(sum(len(entry.ids) for entry in devices)) for name, devices in view.resources}
 
 

@@ -71,7 +71,7 @@ from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
 from nodeagent.sharing.shares import HARD_LEVELS, shares_of
 from nodeagent.sources import gpu_source
-from nodeagent.sources.cordons_file import FORM as CORDONS
+from nodeagent.sources.cordons_file import CORDONS_FORM as CORDONS
 from nodeagent.sources.cordons_file import CordonsFile
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.remembered_gpus import RememberedGpus
@@ -388,7 +388,7 @@ class Agent:
         self.claims.recover(access)
         tasks["dra"] = partial(self._serve_claims, access)
         if access is not None:
-            tasks["cluster"] = partial(agent_tasks.run, self._state(), access, self.settled)
+            tasks["cluster"] = partial(agent_tasks.run_agent_tasks, self._state(), access, self.settled)
         if config.nv_sentinel.socket is not None:
             node = self._options.node_name or (access.node if access is not None else None)
             tasks["nvsentinel"] = partial(
@@ -460,7 +460,7 @@ class Agent:
         await self.settled.wait()
         from nodeagent.kubelet import holdings  # noqa: PLC0415 - protobuf: 24 ms and 1.2 MiB
 
-        await holdings.watch(
+        await holdings.watch_holdings(
             self._podresources,
             self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
@@ -470,7 +470,7 @@ class Agent:
 
     async def _watch_counted(self) -> None:
         await self.settled.wait()
-        await counted_devices.watch(self._podresources, self.plugins)
+        await counted_devices.watch_counts(self._podresources, self.plugins)
 
     def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
         self._read_pods.set()
@@ -501,7 +501,7 @@ class Agent:
         self.changes.add([Change(time.time(), "agent", "configuration", "", "another one is in force")])
 
 
-async def run(config: Config, options: AgentOptions) -> None:
+async def run_agent(config: Config, options: AgentOptions) -> None:
     """Run an agent until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_S)
     use_one_heap()

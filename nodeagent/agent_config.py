@@ -18,7 +18,7 @@ from nodeagent.cluster.cluster_settings import (
 from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
 from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
-from nodeagent.config.settings_file import Built, Remark, entries, read_settings, section, unsaid
+from nodeagent.config.settings_file import Built, KeyRemark, entries, read_settings, section, unsaid
 from nodeagent.config.yaml_tree import YamlNode, locate
 from nodeagent.health.gpu_settings import (
     GpuAccountingSettings,
@@ -172,18 +172,18 @@ def by_volcano(config: Config) -> bool:
     return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
 
 
-def digest(config: Config) -> str:
+def config_digest(config: Config) -> str:
     """Equal configurations, and only these, have equal digests."""
     return blake2b(msgspec.json.encode(config), digest_size=16).hexdigest()
 
 
-def load(text: str, *, name: str, remark: Remark = unsaid) -> Config:
+def load(text: str, *, name: str, remark: KeyRemark = unsaid) -> Config:
     """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
     return _read(text, name, remark)[0]
 
 
 def check(
-    text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None, remark: Remark = unsaid
+    text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None, remark: KeyRemark = unsaid
 ) -> Config:
     """``load``, and check the size of the device lists on the given GPUs, or on assumed ones."""
     config, root = _read(text, name, remark)
@@ -196,7 +196,7 @@ def check(
     return config
 
 
-def _read(text: str, name: str, remark: Remark) -> tuple[Config, YamlNode]:
+def _read(text: str, name: str, remark: KeyRemark) -> tuple[Config, YamlNode]:
     former = FORMER_KEYS["NodeAgentConfig"]
     return read_settings(text, Config, name=name, former=former, remark=remark, conflicts=_conflicts)
 

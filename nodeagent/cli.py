@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from nodeagent import __version__
-from nodeagent.commands import GOOD, SEPARATE, USAGE, Verb, declarations, how_to_install, joined
+from nodeagent.commands import GOOD, SEPARATE, USAGE, VerbFunction, declarations, how_to_install, joined_verbs
 from nodeagent.console.options import ALIGNED, common_options
 
 
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words:
         _parser().print_help()
         return GOOD
-    if words[0] in SEPARATE and words[0] not in joined():
+    if words[0] in SEPARATE and words[0] not in joined_verbs():
         print(f"nodeagent: {how_to_install(words[0])}", file=sys.stderr)
         return USAGE
     options = _parser(words[0]).parse_args(words)
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack ≥, a file name may be no text
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs every closed connection
-    verb: Verb = options.verb
+    verb: VerbFunction = options.verb
     code: int | None = None
     try:
         code = verb(options)
@@ -153,7 +153,7 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nodeagent {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True, prog=parser.prog)
 
-    def add(name: str, verb: Verb, summary: str, about: str = "") -> argparse.ArgumentParser:
+    def add(name: str, verb: VerbFunction, summary: str, about: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(
             name,
             help=summary,

@@ -391,7 +391,7 @@ def _left_s(outcome: PlanOutcome, never: T) -> float | T:
     return never if outcome.next_at is None else max(0.0, outcome.next_at - time.monotonic())
 
 
-async def run(
+async def run_controller(
     config: FabricConfig,
     access: Access,
     settings: ReplicaSettings,

@@ -211,7 +211,7 @@ class Discovery:
 
     async def _watch_pci(self) -> None:
         with hints(self._tree, self._known_functions) as opened:
-            await pci_source.watch(
+            await pci_source.watch_pci(
                 self._tree,
                 [*opened, self._scan_request],
                 self._publish_pci,
@@ -250,7 +250,7 @@ class Discovery:
 
     async def _watch_gpus(self) -> None:
         settings = self._config.gpu
-        await gpu_source.watch(
+        await gpu_source.watch_gpus(
             lambda: driver(self._tree, settings),
             self._tree,
             self._gpu_facts,
@@ -295,7 +295,7 @@ class Discovery:
         from nodeagent.sources import lldp_source  # noqa: PLC0415 - 29 ms of the agent's start, 0.5 MiB
 
         with LinkEvents(self._may_be_lldp_link()) as events:
-            await lldp_source.watch(
+            await lldp_source.watch_lldp(
                 self._config.lldp,
                 self._config.links.select,
                 lambda: self._inventory.snapshot.functions,
@@ -333,7 +333,7 @@ class Discovery:
 
         names = self._config.infiniband.node_names
         folder = self._tree.path(self._config.health.state_directory)
-        await infiniband_source.watch(
+        await infiniband_source.watch_infiniband(
             self._tree,
             lambda: self._inventory.snapshot.functions,
             lambda: self._inventory.snapshot.links,
@@ -358,7 +358,7 @@ class Discovery:
         plan = self._config.health.cabling_plan
         assert plan is not None
         node_name = self._node_name or socket.gethostname()
-        await cabling_plan.watch(
+        await cabling_plan.watch_plan(
             Path(plan), node_name, self._health.take_cabling_plan, self._config.scan_seconds
         )
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from benchmarks.calls import ALLOCATE_P99_MS, channel, timed
 from benchmarks.figures import Figure
 from benchmarks.stage import Stage
-from nodeagent.kinds.enforcement import Level
+from nodeagent.kinds.enforcement import EnforcementLevel
 from nodeagent.kube import deviceplugin_pb2 as pb
 
 GPUS, SLICES, PODS = 8, 79, 200
 RESOURCE = "nvidia-dgx-h100/gpu-mem"
-LEVELS: tuple[Level, ...] = ("none", "env", "nvml-limits", "mps", "evict")
+LEVELS: tuple[EnforcementLevel, ...] = ("none", "env", "nvml-limits", "mps", "evict")
 GROUP = "Allocate of 40 slices of 632 with each enforcement, client and server in one process"
 
 

@@ -11,7 +11,7 @@ from hack.incidents import BEGIN_S, INCIDENTS, Incident
 from nodeagent.commands.health.replay import Transition, replay
 from nodeagent.facts.model import HEALTHY
 from nodeagent.health.health_settings import HealthSettings
-from nodeagent.health.recording import decode
+from nodeagent.health.recording import decode_recording
 from nodeagent.health.rule import gravest
 
 
@@ -49,7 +49,7 @@ def periods(transitions: Iterable[Transition]) -> tuple[Period, ...]:
 
 def replayed(file: Path) -> tuple[Period, ...]:
     with file.open("rb") as lines:
-        header, samples = decode(lines)
+        header, samples = decode_recording(lines)
         return periods(replay(header, samples, HealthSettings()))
 
 

@@ -32,7 +32,7 @@ class ChangesFile(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
 
 
-FORM = StoredForm(
+CHANGES_FORM = StoredForm(
     name="history.json",
     type=ChangesFile,
     content="history",
@@ -57,12 +57,12 @@ class ChangesKeeper:
         self._remedy = (
             f"write `history: {{file: {instead}}}`, a name in health.stateDirectory"
             if moved
-            else FORM.remedy
+            else CHANGES_FORM.remedy
             if instead is not None
             else "mount a volume of the pod at its folder"
         )
         self._file = StoredFile(
-            path.parent, msgspec.structs.replace(FORM, name=path.name, remedy=self._remedy)
+            path.parent, msgspec.structs.replace(CHANGES_FORM, name=path.name, remedy=self._remedy)
         )
         self._misplaced: str | None = None
 
@@ -70,7 +70,7 @@ class ChangesKeeper:
         """Return why a restart loses the changes, with the remedy, as far as is known."""
         if (reason := self._misplaced or self._file.unwritable) is None:
             return None
-        return f"history.file: {self._file.path}: {reason}, so {FORM.loss}; {self._remedy}"
+        return f"history.file: {self._file.path}: {reason}, so {CHANGES_FORM.loss}; {self._remedy}"
 
     async def keep(self, log: ChangeLog) -> None:
         """Take over the changes in the file, and keep it, until cancelled."""

@@ -3,7 +3,8 @@
 The content of a file belongs to its user, which declares a ``StoredForm``: the name of the file, the type, and what
 is lost without it. Everything else is the same for all of them:
 
-* Only a regular file of at most ``SIZE_MAX`` bytes is read; a FIFO or a device in its place is refused, not waited for.
+* Only a regular file of at most ``STORED_SIZE_MAX`` bytes is read; a FIFO or a device in its place is refused, not
+  waited for.
 * A file of another version is not read, and a file of another boot is not used where the form is of one boot.
 * A file that cannot be read is one warning that names the loss. ``unreadable`` has the reason, because a damaged file
   is not the first start of a fresh node.
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SIZE_MAX = 4 * 1024 * 1024
+STORED_SIZE_MAX = 4 * 1024 * 1024
 """Far more than the devices of one node need."""
 _READ_S = 2.0
 _WRITE_S = 1.0
@@ -115,7 +116,7 @@ class StoredFile(Generic[T]):
         if self.path is None:
             return None
         try:
-            text = within(self.path.name, _READ_S, partial(read_regular, self.path, SIZE_MAX))
+            text = within(self.path.name, _READ_S, partial(read_regular, self.path, STORED_SIZE_MAX))
             value = self.form.decode(text)
         except FileNotFoundError:
             return None
@@ -159,7 +160,7 @@ class StoredFile(Generic[T]):
         if self.path is None or self._hangs():
             return None
         written = self._written
-        call = in_thread(partial(read_regular, self.path, SIZE_MAX))
+        call = in_thread(partial(read_regular, self.path, STORED_SIZE_MAX))
         call.add_done_callback(asyncio.Future.exception)  # an error that comes late has no reader
         self._call = call
         await asyncio.wait((call,), timeout=_WRITE_S)

@@ -187,7 +187,7 @@ class AgentPart(NamedTuple):
     make: Callable[[Writing], Task]
 
 
-async def run(agent: AgentState, node_access: NodeAccess, settled: asyncio.Event) -> None:
+async def run_agent_tasks(agent: AgentState, node_access: NodeAccess, settled: asyncio.Event) -> None:
     """Run the enabled parts until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
     from nodeagent.cluster.event_writer import NoticeBoard

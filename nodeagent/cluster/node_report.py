@@ -41,7 +41,7 @@ from nodeagent.cluster.deliveries import Deliveries, Delivery, incomplete
 from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
 from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fields
 from nodeagent.cluster.retry import ApiRetry
-from nodeagent.fabric.maintenance import MAINTENANCE, read_maintenance, under_maintenance
+from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, read_maintenance, under_maintenance
 from nodeagent.fabric.nodelinks import (
     CONTENDERS_MAX,
     NOT_UP,
@@ -56,7 +56,7 @@ from nodeagent.fabric.nodelinks import (
     ReportedDomain,
     ReportedId,
     VfHolder,
-    convert,
+    convert_nodelinks,
 )
 from nodeagent.facts.card_identity import card_identity, ethernet_mac, node_guid
 from nodeagent.facts.inventory import Inventory
@@ -92,7 +92,7 @@ FINE_TRIES = 3
 
 _COMPUTE = "compute"
 
-Rails = Mapping[str, int]
+RailByAddress = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
 
 REPORT = NODELINKS.typed(NodeLinks)
@@ -102,7 +102,7 @@ _DECIDED = attrgetter("links", "nvlink_domains", "gpu_memory", "holders")  # by 
 def report(
     snapshot: Snapshot,
     node: str,
-    rails: Rails,
+    rails: RailByAddress,
     before: NodeLinks | None,
     *,
     now: float,
@@ -298,7 +298,7 @@ class NodeReporter:
         inventory: Inventory,
         node: str,
         namespace: str,
-        rails: Callable[[], Rails],
+        rails: Callable[[], RailByAddress],
         *,
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,
@@ -396,7 +396,7 @@ class NodeReporter:
                 left_out += removed
             else:
                 break
-        self._reduced = convert(written) if left_out else None
+        self._reduced = convert_nodelinks(written) if left_out else None
         return tuple(dict.fromkeys(left_out))
 
     async def _read(self) -> None:
@@ -419,10 +419,10 @@ class NodeReporter:
 
     def _take_planned(self, stored: NodeLinks) -> None:
         """Pass on the planned work that `nodeagent maintain` has written to the report beside the Node."""
-        entries, fault = read_maintenance((stored.metadata.annotations or {}).get(MAINTENANCE))
+        entries, fault = read_maintenance((stored.metadata.annotations or {}).get(MAINTENANCE_LABEL))
         if fault != self._fault:
             log.warning(
-                "The annotation %s of the report is wrong. fault=%r", MAINTENANCE, fault or "none now"
+                "The annotation %s of the report is wrong. fault=%r", MAINTENANCE_LABEL, fault or "none now"
             )
         self._fault, found, now = fault, {"": entries}, time.time()
         self._planned(

@@ -19,7 +19,7 @@ from nodeagent.base.backoff import JITTER, Backoff, jittered
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.retry import ApiRetry
-from nodeagent.fabric.nodelinks import CHECKABLE, NodeLinks, ReportError, convert
+from nodeagent.fabric.nodelinks import CHECKABLE, NodeLinks, ReportError, convert_nodelinks
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Link
@@ -73,7 +73,7 @@ class RailWatch:
         """Probe until cancelled. ``namespace`` is that of the NodeLinks."""
 
         async def report(name: str) -> NodeLinks:
-            return convert(await client.get(NODELINKS, name, namespace=namespace))
+            return convert_nodelinks(await client.get(NODELINKS, name, namespace=namespace))
 
         self._reports, self._node = report, node
         self._probes = probes = RailProbes(

@@ -132,7 +132,7 @@ def register(memory: GpuMemory, gpus: Iterable[Gpu]) -> str:
     return "".join(parts)
 
 
-def decode(text: str) -> tuple[tuple[VgpuGrant, ...], ...] | None:
+def decode_grants(text: str) -> tuple[tuple[VgpuGrant, ...], ...] | None:
     """Return the GPUs of each container; ``None`` if the text has another form."""
     if len(text) > _TEXT_MAX:
         return None
@@ -157,7 +157,7 @@ def waiting_of(pod: VgpuPod, node: str, sizes: Mapping[str, int], now: float) ->
     notes = pod.annotations
     if notes.get(BIND_PHASE) != ALLOCATING or pod.admitted:
         return
-    choice = decode(notes.get(TO_ALLOCATE, ""))
+    choice = decode_grants(notes.get(TO_ALLOCATE, ""))
     at = _seconds(notes.get(BIND_TIME))
     fault = ""
     if notes.get(PLACED_ON) != node or pod.spec.node_name != node:
@@ -198,7 +198,7 @@ def unplaced_of(pod: VgpuPod, node: str) -> Iterator[VgpuWaiting]:
             yield VgpuWaiting(meta.namespace, meta.name, container.name, meta.uid, count, (), placed=False)
 
 
-def shares_of(
+def vgpu_shares(
     pod: VgpuPod, node: str, sizes: Mapping[str, int], held: Collection[str]
 ) -> Iterator[VgpuShare]:
     """Yield the slices of each GPU that the scheduler gave the containers of a pod of this node.
@@ -209,7 +209,7 @@ def shares_of(
         return
     sums: dict[tuple[str, str], int] = {}
     if pod.annotations.get(PLACED_ON) == node:
-        choice, asking = decode(pod.annotations.get(CHOSEN, "")) or (), pod.asking
+        choice, asking = decode_grants(pod.annotations.get(CHOSEN, "")) or (), pod.asking
         for index, grants in enumerate(choice):
             name = asking[index].name if len(asking) == len(choice) else ""
             for grant in grants:

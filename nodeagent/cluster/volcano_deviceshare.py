@@ -127,7 +127,7 @@ class VolcanoDeviceshare:
         known = snapshot.holdings is not None or self._nothing_held()
         for pod in sorted(self._pods.objects.values(), key=_order):
             held = self._held(pod, snapshot)
-            shares += notes.shares_of(pod, self._node, sizes, frozenset().union(*held.values()))
+            shares += notes.vgpu_shares(pod, self._node, sizes, frozenset().union(*held.values()))
             if known:  # before, a pod that has its GPUs would seem to wait
                 containers = (
                     *notes.waiting_of(pod, self._node, sizes, self._clock()),

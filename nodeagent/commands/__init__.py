@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from nodeagent.console.options import FAILED, GOOD, ROOT, USAGE, Add, Verb
+from nodeagent.console.options import FAILED, GOOD, ROOT, USAGE, Add, VerbFunction
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -25,11 +25,11 @@ __all__ = [
     "USAGE",
     "VERBS",
     "Add",
-    "Verb",
+    "VerbFunction",
     "declaration",
     "declarations",
     "how_to_install",
-    "joined",
+    "joined_verbs",
 ]
 
 VERBS: dict[str, str] = {
@@ -75,7 +75,7 @@ def declarations(only: str | None = None) -> Iterator[Callable[[Add], None]]:
 
     A verb of the product looks for no other package, because reading the metadata of all packages takes longer than
     the start of a verb."""
-    others = {} if only in VERBS else joined()
+    others = {} if only in VERBS else joined_verbs()
     if only in VERBS:
         yield declaration(only)
     elif only in others:
@@ -85,7 +85,7 @@ def declarations(only: str | None = None) -> Iterator[Callable[[Add], None]]:
         yield from (other.load() for other in others.values())
 
 
-def joined() -> dict[str, EntryPoint]:
+def joined_verbs() -> dict[str, EntryPoint]:
     """The verbs of other packages that are installed."""
     from importlib.metadata import entry_points
 

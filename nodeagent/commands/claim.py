@@ -80,7 +80,7 @@ def _claim(options: argparse.Namespace) -> int:
     except ClaimError as error:
         print(f"nodeagent claim: {error}", file=sys.stderr)
         return USAGE
-    print(text(request), end="")
+    print(claim_yaml(request), end="")
     return GOOD
 
 
@@ -154,7 +154,7 @@ class ClaimRequest(NamedTuple):
         return [("near" if self.near and name == "nic0" else name, "nic") for name in names]
 
 
-def text(request: ClaimRequest) -> str:
+def claim_yaml(request: ClaimRequest) -> str:
     """The two objects as YAML."""
     return "\n".join([*_template(request), "---", *_pod(request), ""])
 

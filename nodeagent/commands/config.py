@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nodeagent.console.options import FAILED, GOOD, USAGE, Add, common_options, text
+from nodeagent.console.options import FAILED, GOOD, USAGE, Add, common_options, config_text
 
 
 def add(add: Add) -> None:
@@ -40,7 +40,7 @@ def _config_check(options: argparse.Namespace) -> int:
     from nodeagent.commands.file_checks import check_file
     from nodeagent.config.faults import ConfigError
 
-    text(options.file)  # a file that cannot be read has no faults
+    config_text(options.file)  # a file that cannot be read has no faults
     try:
         checked = check_file(options.file, options.root)
     except ConfigError as error:

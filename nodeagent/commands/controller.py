@@ -84,5 +84,5 @@ def _controller(options: argparse.Namespace) -> int:
         renew_s=options.lease * 2 / 3,
         retry_s=options.lease * 2 / 15,
     )
-    asyncio.run(controller.run(config, access, settings, topology, options.fabric))
+    asyncio.run(controller.run_controller(config, access, settings, topology, options.fabric))
     return GOOD

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import FAILED, GOOD, USAGE, Add, config_option, json_option, load
+from nodeagent.console.options import FAILED, GOOD, USAGE, Add, config_option, json_option, load_config
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
@@ -63,7 +63,7 @@ def _cordon(options: argparse.Namespace) -> int:
     from nodeagent.health.cordons import Cordon
     from nodeagent.sources.cordons_file import CordonsFile
 
-    config = load(options.config)
+    config = load_config(options.config)
     log_to_stderr(options.log_level or "error")
     _need_machine(options)
     if not options.device:
@@ -101,7 +101,7 @@ def _uncordon(options: argparse.Namespace) -> int:
     from nodeagent.console.terminal import tell
     from nodeagent.sources.cordons_file import CordonsFile
 
-    config = load(options.config)
+    config = load_config(options.config)
     log_to_stderr(options.log_level or "error")
     _need_machine(options)
     wanted = {name.lower() for name in options.device}
@@ -158,18 +158,18 @@ def _stored(
     from nodeagent.base.stored_file import RESTORE_S
     from nodeagent.commands.remembered.stored_devices import RememberedError, read_stored
     from nodeagent.host.sysfs import Tree
-    from nodeagent.sources.cordons_file import FORM, CordonsFile
+    from nodeagent.sources.cordons_file import CORDONS_FORM, CordonsFile
 
     again = f"a running agent that knows the cordons writes them again within {RESTORE_S:g} s"
     try:
         file, content = read_stored(
-            config, options.root, FORM, f"`nodeagent cordon NAME` moves it away, and {again}"
+            config, options.root, CORDONS_FORM, f"`nodeagent cordon NAME` moves it away, and {again}"
         )
     except RememberedError as error:
         if not aside:
             raise
-        path = Tree(options.root).path(config.health.state_directory) / FORM.name
-        broken = path.replace(path.with_name(f"{FORM.name}.broken"))
+        path = Tree(options.root).path(config.health.state_directory) / CORDONS_FORM.name
+        broken = path.replace(path.with_name(f"{CORDONS_FORM.name}.broken"))
         fault = str(error).partition("; ")[0]
         raise RememberedError(
             f"{fault}; it is now {broken}, and nothing else has changed; {again}: list them then, and repeat this"
@@ -178,16 +178,16 @@ def _stored(
 
 
 def _list(cordons: tuple[Cordon, ...], options: argparse.Namespace) -> int:
-    from nodeagent.console.json_document import document
-    from nodeagent.console.terminal import screen, section
+    from nodeagent.console.json_document import json_document
+    from nodeagent.console.terminal import screen, screen_section
 
     if options.json:
-        print(document({"cordons": cordons}, options.root, None))
+        print(json_document({"cordons": cordons}, options.root, None))
     elif not cordons:
         print("Nothing is cordoned.")
     else:
         rows = ((it.name, it.device, it.since, it.author or None, it.reason) for it in cordons)
-        print(section("CORDONED", ("DEVICE", "ID", "SINCE", "BY", "REASON"), rows, screen()), end="")
+        print(screen_section("CORDONED", ("DEVICE", "ID", "SINCE", "BY", "REASON"), rows, screen()), end="")
     return GOOD
 
 

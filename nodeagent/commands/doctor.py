@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from nodeagent.console.json_document import document
+from nodeagent.console.json_document import json_document
 from nodeagent.console.log_lines import log_to_stderr
 from nodeagent.console.options import (
     FAILED,
@@ -89,10 +89,10 @@ def _doctor(options: argparse.Namespace) -> int:
     )
     report = doctor.examine(place)
     if options.json:
-        print(document(doctor.as_object(report.findings), options.root, None))
+        print(json_document(doctor.as_object(report.findings), options.root, None))
     else:
         on = screen()
-        print(doctor.as_table(doctor.TOPICS, report.findings, on.width, partial(colored, on=on)))
+        print(doctor.finding_table(doctor.TOPICS, report.findings, on.width, partial(colored, on=on)))
     code = GOOD if report.good else FAILED
     if report.hung:
         sys.stdout.flush()

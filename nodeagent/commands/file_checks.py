@@ -56,7 +56,7 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
         return _check_plan(document, str(path))
     from nodeagent.commands.scan import listing
 
-    agent, remarks, unchecked = listing.check(text, root, name=str(path))
+    agent, remarks, unchecked = listing.check_text(text, root, name=str(path))
     return CheckedFile(f"{len(agent.resources)} resources configured", remarks, unchecked)
 
 

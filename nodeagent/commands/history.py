@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import GOOD, USAGE, Add, address, config_option, json_option, load
+from nodeagent.console.options import GOOD, USAGE, Add, address, config_option, json_option, load_config
 
 if TYPE_CHECKING:
     from nodeagent.base.change_log import Change
@@ -97,7 +97,9 @@ def _asked(options: argparse.Namespace, since: float) -> HistoryDocument | None:
     from nodeagent.web.history_page import HistoryDocument
 
     asked = urlencode({"since": since, "limit": _LIMIT, "name": options.name})
-    answer = fetch_page(f"/ui/history.json?{asked}", load(options.config), options.root, options.listen)
+    answer = fetch_page(
+        f"/ui/history.json?{asked}", load_config(options.config), options.root, options.listen
+    )
     if answer.body is None:
         note(f"no agent runs here ({answer.source}); give --listen for a controller, or --from FILE")
         return None
@@ -114,11 +116,11 @@ def _saved(source: str) -> HistoryDocument:
     import msgspec
 
     from nodeagent.base.change_log import Change
-    from nodeagent.console.user_files import UserFileError, name_of, read
+    from nodeagent.console.user_files import UserFileError, read_user_file, source_name
     from nodeagent.web.history_page import HistoryDocument
 
     try:
-        saved: Any = msgspec.json.decode(read(source, SAVED))
+        saved: Any = msgspec.json.decode(read_user_file(source, SAVED))
         changes = saved["changes"]
         for change in changes:
             if isinstance(change["at"], str):
@@ -127,7 +129,7 @@ def _saved(source: str) -> HistoryDocument:
         return HistoryDocument(0.0, source, node, 0.0, saved.get("complete", True) is not False, found)
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         fault = f"it has no list of changes ({error})"
-        raise UserFileError(name_of(source), fault, SAVED) from error
+        raise UserFileError(source_name(source), fault, SAVED) from error
 
 
 def differences(changes: Iterable[Change]) -> list[Change]:

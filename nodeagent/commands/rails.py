@@ -13,7 +13,7 @@ from nodeagent.console.options import (
     common_options,
     config_option,
     json_option,
-    load,
+    load_config,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _check(options: argparse.Namespace) -> int:
     import msgspec
 
     from nodeagent.console.agent_query import AgentQueryError, ask_for
-    from nodeagent.console.json_document import document
+    from nodeagent.console.json_document import json_document
     from nodeagent.console.terminal import note
     from nodeagent.rails.rail_burst import LATE_S, PATIENCE_S
     from nodeagent.rails.rail_views import BurstResult
@@ -83,7 +83,11 @@ def _check(options: argparse.Namespace) -> int:
     page = f"/rails/check/{quote(options.node, safe='')}/{quote(options.to, safe='')}/{options.seconds}"
     try:
         answer = ask_for(
-            decoder, page, load(options.config), options.root, options.seconds + PATIENCE_S + LATE_S + 5
+            decoder,
+            page,
+            load_config(options.config),
+            options.root,
+            options.seconds + PATIENCE_S + LATE_S + 5,
         )
     except AgentQueryError as error:
         note(str(error))
@@ -93,7 +97,7 @@ def _check(options: argparse.Namespace) -> int:
         note(f"no agent runs here ({source}), and the agent of {options.node} makes the check")
         return USAGE
     if options.json:
-        print(document(found, options.root, source))
+        print(json_document(found, options.root, source))
         return _status(found)
     if found.why:
         note(f"{options.to} cannot be checked: {found.why}")
@@ -102,7 +106,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _table(found: BurstResult) -> str:
-    from nodeagent.console.terminal import joined, remarks, screen, section
+    from nodeagent.console.terminal import joined, remarks, screen, screen_section
 
     rows = [
         (
@@ -118,7 +122,7 @@ def _table(found: BurstResult) -> str:
     ]
     on = screen()
     return joined(
-        section(f"To {found.to}", ("RAIL", "ADDRESS", "SENT", "LOST", "RTT", "STATE"), rows, on),
+        screen_section(f"To {found.to}", ("RAIL", "ADDRESS", "SENT", "LOST", "RTT", "STATE"), rows, on),
         remarks("Cannot be checked", unchecked, on),
     )
 
@@ -141,13 +145,13 @@ def _rails(options: argparse.Namespace) -> int:
     import msgspec
 
     from nodeagent.console.agent_query import AgentQueryError, ask_for
-    from nodeagent.console.json_document import document
-    from nodeagent.console.terminal import joined, note, remarks, screen, section
+    from nodeagent.console.json_document import json_document
+    from nodeagent.console.terminal import joined, note, remarks, screen, screen_section
     from nodeagent.rails.rail_views import RailListing, RailView
 
     decoder: msgspec.json.Decoder[RailListing] = msgspec.json.Decoder(RailListing)
     try:
-        answer = ask_for(decoder, "/rails", load(options.config), options.root)
+        answer = ask_for(decoder, "/rails", load_config(options.config), options.root)
     except AgentQueryError as error:
         note(str(error))
         return USAGE
@@ -158,7 +162,7 @@ def _rails(options: argparse.Namespace) -> int:
     lossy = any(partner.level for rail in listing.rails for partner in rail.partners)
     code = FAILED if lossy else GOOD if listing.probes else USAGE
     if options.json:
-        print(document(listing, options.root, source))
+        print(json_document(listing, options.root, source))
         return code
     _notes(listing)
 
@@ -184,7 +188,7 @@ def _rails(options: argparse.Namespace) -> int:
     on = screen()
     print(
         joined(
-            section("Partners", heads, table, on, optional=("SCOPE", "SENT", "ANSWER")),
+            screen_section("Partners", heads, table, on, optional=("SCOPE", "SENT", "ANSWER")),
             remarks("Cannot be checked", unchecked, on),
         )
     )

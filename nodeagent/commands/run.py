@@ -16,7 +16,7 @@ from nodeagent.console.options import (
     config_option,
     device_plugins_option,
     kubelet_dir_option,
-    load,
+    load_config,
 )
 from nodeagent.console.terminal import note
 
@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
     gc.disable()  # the modules and their objects stay; the agent collects and enables it once it has settled
     from nodeagent import agent
 
-    config = load(options.config)
+    config = load_config(options.config)
     if not (options.root / "sys").exists():
         note(f"{options.root} has no /sys: --root takes the root of a machine, a capture or a simulation")
         return USAGE
@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
         _own_pod(os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME")),
         options.device_plugins_dir,
     )
-    asyncio.run(agent.run(config, agent_options))
+    asyncio.run(agent.run_agent(config, agent_options))
     return GOOD
 
 

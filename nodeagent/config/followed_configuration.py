@@ -18,7 +18,7 @@ from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.supervise import Fatal, either
 from nodeagent.config.faults import ConfigError, ConfigFault
-from nodeagent.config.settings_file import Remark
+from nodeagent.config.settings_file import KeyRemark
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class FollowedConfiguration(Generic[T]):
     def __init__(
         self,
         in_force: T,
-        read: Callable[[Remark], T],
+        read: Callable[[KeyRemark], T],
         adopt: Callable[[T], object],
         folders: Callable[[], Iterable[Path]],
     ) -> None:

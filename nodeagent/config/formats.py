@@ -195,7 +195,7 @@ INDEX_RANGE = form(
     mend=_mend_range,
     digits=True,
 )
-DRIVER = form(r"[A-Za-z0-9_-]+", "a kernel driver's name, such as vfio-pci")
+DRIVER_NAME = form(r"[A-Za-z0-9_-]+", "a kernel driver's name, such as vfio-pci")
 ABSOLUTE_PATH = form(r"/[^\x00-\x1f]*", "an absolute path", at_most=4095)
 ARGUMENT = form(r"[^\x00]+", "an argument of a command", at_most=4095)
 PREFIX = form(_SUBDOMAIN, "a DNS subdomain", at_most=PREFIX_MAX, check=prefix_complaint)

@@ -16,12 +16,12 @@ from nodeagent.config.yaml_tree import NODES_MAX, YamlNode, locate, parse
 S = TypeVar("S", bound=Settings)
 Built = Mapping[str, Any]
 """The file's settings as builtins. Values that do not fit are left out, or ``INVALID`` within a list."""
-Remark = Callable[[str], object]
+KeyRemark = Callable[[str], object]
 """Takes a sentence about a key of an earlier version."""
 
 
 def unsaid(_sentence: str) -> None:
-    """The ``Remark`` of a caller that says nothing: another reader of the same file does."""
+    """The ``KeyRemark`` of a caller that says nothing: another reader of the same file does."""
 
 
 def read_settings(
@@ -30,7 +30,7 @@ def read_settings(
     *,
     name: str,
     former: FormerKeys,
-    remark: Remark = unsaid,
+    remark: KeyRemark = unsaid,
     conflicts: Callable[[Built], Iterable[Conflict]] = lambda _built: (),
     conflicts_of_valid: Callable[[S], Iterable[Conflict]] = lambda _settings: (),
     values_max: int = NODES_MAX,

@@ -17,7 +17,7 @@ from msgspec import inspect
 from nodeagent.config.faults import FaultList, Path, did_you_mean, dotted, quote
 from nodeagent.config.former_keys import FormerKey, FormerKeys
 from nodeagent.config.setting import Settings
-from nodeagent.config.yaml_tree import EMPTY, YamlEntry, YamlNode, locate
+from nodeagent.config.yaml_tree import EMPTY_FILE, YamlEntry, YamlNode, locate
 
 NULLS = ("", "~", "null", "Null", "NULL")
 NO_VALUE = "has no value; give one, or remove the key"
@@ -70,7 +70,7 @@ def fit(
     if not isinstance(root.value, dict):
         message = f"the file must hold a mapping (keys with a colon), not {_named(root)}"
         if isinstance(root.value, str) and not root.quoted and root.value in NULLS:
-            message = EMPTY
+            message = EMPTY_FILE
         faults.add((), (root.line, root.column), message)
         return {}, []
     validator = _Validator(faults, former)

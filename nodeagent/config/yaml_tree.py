@@ -17,7 +17,7 @@ from nodeagent.config.bounded_yaml import LimitError, Limits, bounded_events
 from nodeagent.config.faults import FaultList, Path, quote
 from nodeagent.config.libyaml import yaml
 
-SIZE_MAX = 1 << 20
+YAML_SIZE_MAX = 1 << 20
 """Characters in a file; a Kubernetes ConfigMap holds no more than 1 MiB (bytes) either."""
 DEPTH_MAX = 32
 NODES_MAX = 50_000
@@ -26,7 +26,7 @@ NODES_MAX = 50_000
 # The complement of YAML 1.1's printable characters, lone surrogates (undecodable bytes) among them. A pattern of the
 # printable ones with a ^ takes 7 ms to compile.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
-EMPTY = "the file is empty; `nodeagent config defaults` prints one to start from"
+EMPTY_FILE = "the file is empty; `nodeagent config defaults` prints one to start from"
 _STRING_TAGS = ("!", "tag:yaml.org,2002:str")
 
 
@@ -55,7 +55,7 @@ def parse(text: str, faults: FaultList, *, values_max: int = NODES_MAX) -> YamlN
 
     Raises ``HaltError`` where no tree can be built.
     """
-    limits = Limits(depth=DEPTH_MAX, size=SIZE_MAX, values=values_max)
+    limits = Limits(depth=DEPTH_MAX, size=YAML_SIZE_MAX, values=values_max)
     if (bad := _UNPRINTABLE.search(text)) is not None:
         before = text[: bad.start()].split("\n")
         place = len(before), len(before[-1]) + 1
@@ -96,7 +96,7 @@ class _Composer:
         next(self._events)  # the start of the stream
         event: Any = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
-            self._faults.halt((1, 1), EMPTY)
+            self._faults.halt((1, 1), EMPTY_FILE)
         root = self._node(next(self._events), ())
         next(self._events)  # the end of the document
         event = next(self._events)

@@ -49,7 +49,7 @@ class AgentAnswer(NamedTuple):
 def ask(page: str, config: Config, root: Path, timeout_s: float = FETCH_S) -> AgentAnswer:
     """Ask at the socket below the root. Raises ``AgentQueryError``."""
     folder = Tree(root).path(config.health.state_directory)
-    place = str(folder / local_socket.NAME)
+    place = str(folder / local_socket.SOCKET_NAME)
     try:
         return AgentAnswer(local_socket.fetch(folder, page, timeout_s), place)
     except (FileNotFoundError, NotADirectoryError):
@@ -85,7 +85,7 @@ def origin(answer: object, source: str, otherwise: str) -> str:
     )
 
 
-async def follow(
+async def follow_agent(
     answer: T, fetch: Fetch[T], same: Callable[[T, T], bool] = lambda _before, _now: False
 ) -> AsyncIterator[T]:
     """Yield the answer of the agent now, and each second one that is not the ``same`` as the last.

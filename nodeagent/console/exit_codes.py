@@ -39,7 +39,7 @@ WRITES = Codes(
 )
 RUNS = Codes("run until a signal", "a signal has ended it", "it cannot go on", "wrong usage or configuration")
 
-VERBS = {
+EXIT_CODES = {
     **dict.fromkeys(("doctor", "trouble", "job", "cabling", "rails", "rails check"), LOOKS),
     **dict.fromkeys(("health --problem", "config check"), LOOKS),
     **dict.fromkeys(
@@ -60,7 +60,7 @@ def codes_of(options: argparse.Namespace) -> Codes:
     verb = options.words
     if verb in _NAMED and not getattr(options, _NAMED[verb]) and not getattr(options, "all_rails", False):
         return SHOWS
-    return LOOKS if verb == "health" and options.problem else VERBS.get(verb, RUNS)
+    return LOOKS if verb == "health" and options.problem else EXIT_CODES.get(verb, RUNS)
 
 
 def code_without_result(options: argparse.Namespace) -> int:
@@ -72,7 +72,7 @@ def table() -> str:
     """For the help and the manual page."""
     lines = []
     for codes in (LOOKS, SHOWS, WRITES, RUNS):
-        verbs = ", ".join(verb for verb, of in VERBS.items() if of is codes)
+        verbs = ", ".join(verb for verb, of in EXIT_CODES.items() if of is codes)
         lines += wrap(f"Verbs that {codes.kind}: {verbs}", WIDTH, initial_indent="  ", subsequent_indent="  ")
         for code, meaning in enumerate(codes[1:]):
             indent = f"    {code}  "

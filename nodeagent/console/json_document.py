@@ -25,7 +25,7 @@ ITSELF = "this command"
 _NAME_MAX = 4096
 
 
-def document(body: object, root: Path, source: str | None) -> str:
+def json_document(body: object, root: Path, source: str | None) -> str:
     """One line of JSON. ``source``: the place of the agent that has answered; ``None``: the command has read itself."""
     origin: dict[str, Any] = {
         "node": node_name(root),

@@ -31,7 +31,7 @@ KUBELET_DIR = "/var/lib/kubelet"
 _SECONDS_MAX = 7 * 86400
 """A week; a longer sleep may exceed what the clock can count."""
 
-Verb = Callable[[argparse.Namespace], int]
+VerbFunction = Callable[[argparse.Namespace], int]
 Add = Callable[..., argparse.ArgumentParser]
 
 
@@ -113,15 +113,15 @@ def seconds(text: str) -> float:
     return seconds
 
 
-def load(path: Path | None) -> Config:
+def load_config(path: Path | None) -> Config:
     """The agent's configuration; without a path the default. Raises ``ConfigError``."""
     from nodeagent.agent_config import Config
     from nodeagent.agent_config import load as parse
 
-    return Config() if path is None else parse(text(path), name=str(path))
+    return Config() if path is None else parse(config_text(path), name=str(path))
 
 
-def text(path: Path) -> str:
+def config_text(path: Path) -> str:
     """The text of a configuration file. Raises ``ConfigError``."""
     from functools import partial
 

@@ -128,7 +128,7 @@ def _block(
     return _drawn(table, _width(widths) + len(GAP), on)
 
 
-def section(
+def screen_section(
     title: str,
     heads: Sequence[str],
     rows: Iterable[Sequence[object]],

@@ -82,17 +82,17 @@ def kept_stdin() -> BinaryIO:
     return file
 
 
-def name_of(source: str) -> str:
+def source_name(source: str) -> str:
     """The name of a source in a fault."""
     return STDIN if source == "-" else source
 
 
-def read(source: str, expected: str, size_max: int = SIZE_MAX) -> bytes:
+def read_user_file(source: str, expected: str, size_max: int = SIZE_MAX) -> bytes:
     """The whole content. Raises ``UserFileError``."""
     with opened(source, expected) as file:
         if source != "-" and os.fstat(file.fileno()).st_size > size_max:
             raise _too_large(source, expected, size_max)
-        return read_rest(file, name_of(source), expected, 0, size_max)
+        return read_rest(file, source_name(source), expected, 0, size_max)
 
 
 def read_at_most(stream: BinaryIO, size: int) -> bytes:

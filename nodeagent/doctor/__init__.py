@@ -36,7 +36,7 @@ from nodeagent.doctor import (
 )
 from nodeagent.doctor.cluster_checks import ClusterFacts, ClusterOptions
 from nodeagent.doctor.configuration_checks import ConfigurationFacts
-from nodeagent.doctor.finding import Advice, Finding, Level, Topic, as_object, as_table
+from nodeagent.doctor.finding import Advice, Finding, Level, Topic, as_object, finding_table
 from nodeagent.doctor.nic_checks import StoredNics
 from nodeagent.doctor.reads import ReadOutcome, ReadTask, Target
 from nodeagent.facts.model import Snapshot
@@ -53,8 +53,8 @@ __all__ = [
     "Finding",
     "Level",
     "as_object",
-    "as_table",
     "examine",
+    "finding_table",
 ]
 
 TIMEOUT_S = 15.0
@@ -93,20 +93,20 @@ PLACE = Topic(
 
 TOPICS = (
     PLACE,
-    configuration_checks.TOPIC,
-    machine_checks.TOPIC,
-    nic_checks.TOPIC,
-    lldp_checks.TOPIC,
-    infiniband_checks.TOPIC,
-    gpu_checks.TOPIC,
-    mps_checks.TOPIC,
-    runtime_checks.TOPIC,
-    kubelet_checks.TOPIC,
-    agent_checks.TOPIC,
-    nvsentinel_checks.TOPIC,
-    capabilities.TOPIC,
-    cluster_checks.TOPIC,
-    dra_checks.TOPIC,
+    configuration_checks.CONFIGURATION_TOPIC,
+    machine_checks.MACHINE_TOPIC,
+    nic_checks.NICS_TOPIC,
+    lldp_checks.LLDP_TOPIC,
+    infiniband_checks.INFINIBAND_TOPIC,
+    gpu_checks.GPUS_TOPIC,
+    mps_checks.MPS_TOPIC,
+    runtime_checks.RUNTIME_TOPIC,
+    kubelet_checks.KUBELET_TOPIC,
+    agent_checks.AGENT_TOPIC,
+    nvsentinel_checks.NVSENTINEL_TOPIC,
+    capabilities.RIGHTS_TOPIC,
+    cluster_checks.CLUSTER_TOPIC,
+    dra_checks.CLAIMS_TOPIC,
     DOCTOR,
 )
 """In the order of the report."""
@@ -145,8 +145,12 @@ def examine(place: DoctorOptions) -> DoctorReport:
         raise SysfsError(
             f"{place.root} has no /sys: --root takes the root of a machine, a capture or a simulation"
         )
-    first = reads.run(
-        {"configuration": ReadTask(lambda: configuration_checks.read(place.config_file), place.timeout_s)}
+    first = reads.run_reads(
+        {
+            "configuration": ReadTask(
+                lambda: configuration_checks.read_configuration(place.config_file), place.timeout_s
+            )
+        }
     )
     configured = first["configuration"].value or ConfigurationFacts("the default configuration", Config())
     recorded = tree.recorded
@@ -160,7 +164,7 @@ def examine(place: DoctorOptions) -> DoctorReport:
         place.device_plugins_dir,
     )
     by_claim = any(getattr(entry, "mode", "") == "dra" for entry in configured.config.resources)
-    outcomes = first | reads.run(_tasks(target, replace(place.where, dra=by_claim)))
+    outcomes = first | reads.run_reads(_tasks(target, replace(place.where, dra=by_claim)))
     findings = tuple(_findings(outcomes, target))
     return DoctorReport(findings, any(outcome.hung_s is not None for outcome in outcomes.values()))
 
@@ -176,27 +180,27 @@ def _kubelet_dir(tree: Tree, recorded: bool) -> Path | None:
 def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
     usual, margin = target.timeout_s, 2.0
     tasks = {
-        "machine": ReadTask(lambda: machine_checks.read(target), usual),
-        "nics": ReadTask(lambda: nic_checks.read(target), usual),
+        "machine": ReadTask(lambda: machine_checks.read_machine(target), usual),
+        "nics": ReadTask(lambda: nic_checks.read_nics(target), usual),
         # The process that it starts has the usual time and must end first.
-        "gpus": ReadTask(lambda: gpu_checks.read(target), usual + margin),
-        "mps": ReadTask(lambda: mps_checks.read(target), usual),
-        "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
+        "gpus": ReadTask(lambda: gpu_checks.read_gpus(target), usual + margin),
+        "mps": ReadTask(lambda: mps_checks.read_mps(target), usual),
+        "runtime": ReadTask(lambda: runtime_checks.read_runtimes(target), usual),
         "paths": ReadTask(
             lambda: host_paths.find(target.tree, target.config.cdi.directory, target.config.gpu.driver_root),
             usual,
         ),
-        "rails": ReadTask(lambda: nic_checks.read_stored(target), usual),
-        "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
-        "agent": ReadTask(lambda: agent_checks.read(target), usual),
-        "nvsentinel": ReadTask(lambda: nvsentinel_checks.read(target), usual),
-        "infiniband": ReadTask(lambda: infiniband_checks.read(target), usual),
-        "lldp": ReadTask(lambda: lldp_checks.read(target), usual + target.wait_s),
+        "rails": ReadTask(lambda: nic_checks.read_stored_nics(target), usual),
+        "kubelet": ReadTask(lambda: kubelet_checks.read_kubelet(target), usual),
+        "agent": ReadTask(lambda: agent_checks.read_agent(target), usual),
+        "nvsentinel": ReadTask(lambda: nvsentinel_checks.read_nvsentinel(target), usual),
+        "infiniband": ReadTask(lambda: infiniband_checks.read_infiniband(target), usual),
+        "lldp": ReadTask(lambda: lldp_checks.read_lldp(target), usual + target.wait_s),
     }
     if not target.recorded:
-        tasks["rights"] = ReadTask(lambda: capabilities.read(target), usual)
+        tasks["rights"] = ReadTask(lambda: capabilities.read_rights(target), usual)
     if not target.recorded or where.kubeconfig is not None:
-        tasks["cluster"] = ReadTask(lambda: cluster_checks.read(where), 2 * usual)
+        tasks["cluster"] = ReadTask(lambda: cluster_checks.read_cluster(where), 2 * usual)
     return tasks
 
 
@@ -216,31 +220,32 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     if bare:
         yield PLACE.note("no_node", "no node, no root: no kubelet runs here, and this is an ordinary user")
     yield from found_by(
-        "configuration", lambda facts: configuration_checks.findings(facts, snapshot, stored.numbering)
+        "configuration",
+        lambda facts: configuration_checks.configuration_findings(facts, snapshot, stored.numbering),
     )
-    yield from found_by("machine", lambda facts: machine_checks.findings(facts, config))
+    yield from found_by("machine", lambda facts: machine_checks.machine_findings(facts, config))
     lldp = outcomes["lldp"].value or lldp_checks.LldpFacts()
     yield from found_by(
         "nics",
-        lambda facts: nic_checks.findings(facts, config, {neighbor.link for neighbor in lldp.neighbors}),
+        lambda facts: nic_checks.nic_findings(facts, config, {neighbor.link for neighbor in lldp.neighbors}),
     )
-    yield from found_by("lldp", lambda facts: lldp_checks.findings(facts, config))
-    yield from found_by("infiniband", lambda facts: infiniband_checks.findings(facts, config))
+    yield from found_by("lldp", lambda facts: lldp_checks.lldp_findings(facts, config))
+    yield from found_by("infiniband", lambda facts: infiniband_checks.infiniband_findings(facts, config))
     machine: machine_checks.MachineFacts | None = outcomes["machine"].value
     kernel = None if machine is None else machine.kernel
-    yield from found_by("gpus", lambda facts: gpu_checks.findings(facts, config, kernel))
-    yield from found_by("mps", mps_checks.findings)
-    yield from found_by("runtime", lambda facts: runtime_checks.findings(facts, config, gpus))
+    yield from found_by("gpus", lambda facts: gpu_checks.gpu_findings(facts, config, kernel))
+    yield from found_by("mps", mps_checks.mps_findings)
+    yield from found_by("runtime", lambda facts: runtime_checks.runtime_findings(facts, config, gpus))
     yield from found_by(
-        "kubelet", lambda facts: kubelet_checks.findings(facts, config, snapshot, stored.numbering)
+        "kubelet", lambda facts: kubelet_checks.kubelet_findings(facts, config, snapshot, stored.numbering)
     )
-    yield from found_by("agent", lambda facts: agent_checks.findings(facts, recorded=target.recorded))
-    yield from found_by("nvsentinel", nvsentinel_checks.findings)
+    yield from found_by("agent", lambda facts: agent_checks.agent_findings(facts, recorded=target.recorded))
+    yield from found_by("nvsentinel", nvsentinel_checks.nvsentinel_findings)
     if not bare:
-        yield from found_by("rights", lambda facts: capabilities.findings(facts, config))
+        yield from found_by("rights", lambda facts: capabilities.rights_findings(facts, config))
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
     if cluster.error is None and cluster.hung_s is None:
-        yield from cluster_checks.findings(cluster.value, config, snapshot, stored.numbering)
+        yield from cluster_checks.cluster_findings(cluster.value, config, snapshot, stored.numbering)
         yield from _node(cluster.value, outcomes["kubelet"].value, config, snapshot, stored)
     for name, outcome in outcomes.items():
         if outcome.hung_s is not None:
@@ -265,8 +270,10 @@ def _node(
     yield from cluster_checks.phantoms(facts, kubelet, config, snapshot, numbering, stored.prefixes)
     if facts is not None and facts.dra is not None:
         node = facts.node
-        hardware = dra_checks.hardware_of(Offer(config, numbering), snapshot) if snapshot is not None else {}
-        yield from dra_checks.findings(
+        hardware = (
+            dra_checks.hardware_words(Offer(config, numbering), snapshot) if snapshot is not None else {}
+        )
+        yield from dra_checks.claim_findings(
             facts.dra, config, node.allocatable if node else None, node.kubelet if node else "", hardware
         )
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened_list
 from nodeagent.doctor.reads import Target
 from nodeagent.health.explain import DeviceView
 from nodeagent.health.rules import NIC_RULES
 from nodeagent.web import local_socket
 
-TOPIC = Topic(
+AGENT_TOPIC = Topic(
     "agent",
     "AGENT",
     {
@@ -51,9 +51,9 @@ class AgentFacts:
     error: str = ""
 
 
-def read(target: Target) -> AgentFacts:
+def read_agent(target: Target) -> AgentFacts:
     folder = target.tree.path(target.config.health.state_directory)
-    place = str(folder / local_socket.NAME)
+    place = str(folder / local_socket.SOCKET_NAME)
     try:
         return AgentFacts(place, _VIEWS.decode(local_socket.fetch(folder, "/health", target.timeout_s / 2)))
     except OSError as error:
@@ -62,18 +62,18 @@ def read(target: Target) -> AgentFacts:
         return AgentFacts(place, error=f"the agent is not of this version: {error}")
 
 
-def findings(facts: AgentFacts, *, recorded: bool) -> Iterator[Finding]:
+def agent_findings(facts: AgentFacts, *, recorded: bool) -> Iterator[Finding]:
     """Of a captured or simulated machine, an absent agent is no finding."""
     if facts.views is None:
         if not recorded:
-            yield TOPIC.note("agent_not_asked", f"no agent answers at {facts.place}: {facts.error}")
+            yield AGENT_TOPIC.note("agent_not_asked", f"no agent answers at {facts.place}: {facts.error}")
         return
     withdrawn = [view for view in facts.views if not view.allocatable]
     count = f"{len(withdrawn)} of {len(facts.views)} devices"
-    yield TOPIC.ok("agent_answers", f"the agent at {facts.place} withdraws {count}")
+    yield AGENT_TOPIC.ok("agent_answers", f"the agent at {facts.place} withdraws {count}")
     for view in withdrawn:
-        reasons = shortened([f"{reason.key}: {reason.detail}" for reason in view.reasons])
-        yield TOPIC.warn("agent_withdraws", f"{view.label} is {view.state}: {reasons}")
+        reasons = shortened_list([f"{reason.key}: {reason.detail}" for reason in view.reasons])
+        yield AGENT_TOPIC.warn("agent_withdraws", f"{view.label} is {view.state}: {reasons}")
     yield from _blind(facts.views)
 
 
@@ -88,6 +88,6 @@ def _blind(views: Iterable[DeviceView]) -> Iterator[Finding]:
         if blind and view.watched:
             alike.setdefault((view.not_given, tuple(blind)), []).append(view.label)
     for (counters, rules), names in alike.items():
-        yield TOPIC.note(
-            "rules_blind", f"{shortened(names)}: no {', '.join(counters)}; unknown: {', '.join(rules)}"
+        yield AGENT_TOPIC.note(
+            "rules_blind", f"{shortened_list(names)}: no {', '.join(counters)}; unknown: {', '.join(rules)}"
         )

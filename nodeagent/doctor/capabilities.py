@@ -18,7 +18,7 @@ from nodeagent.base import kept_changes
 from nodeagent.base.file_writing import nearest_folder, unwritable_because
 from nodeagent.base.kept_changes import lost_because
 from nodeagent.base.stored_file import StoredFile, StoredForm
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened_list
 from nodeagent.doctor.reads import Target
 from nodeagent.dra import claim_files
 from nodeagent.health import state_file
@@ -29,9 +29,9 @@ from nodeagent.kubelet import grown_requests, rail_memory, slice_sizes
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.sharing import gpu_accounting, mps_files
 from nodeagent.sources import infiniband_source, lldp_source, remembered_gpus
-from nodeagent.sources.cordons_file import FORM as CORDONS
+from nodeagent.sources.cordons_file import CORDONS_FORM as CORDONS
 
-TOPIC = Topic(
+RIGHTS_TOPIC = Topic(
     "rights",
     "RIGHTS",
     {
@@ -92,15 +92,15 @@ TOPIC = Topic(
 )
 
 FORMS: tuple[StoredForm[Any], ...] = (
-    state_file.FORM,
-    rail_memory.FORM,
-    slice_sizes.FORM,
-    grown_requests.FORM,
-    remembered_gpus.FORM,
-    lldp_source.FORM,
-    infiniband_source.FORM,
-    gpu_accounting.FORM,
-    kept_changes.FORM,
+    state_file.HEALTH_FORM,
+    rail_memory.RAILS_FORM,
+    slice_sizes.SIZES_FORM,
+    grown_requests.REQUESTS_FORM,
+    remembered_gpus.GPUS_FORM,
+    lldp_source.NEIGHBORS_FORM,
+    infiniband_source.PEERS_FORM,
+    gpu_accounting.ACCOUNTS_FORM,
+    kept_changes.CHANGES_FORM,
     StoredForm(
         name=f"{MPS_FOLDER}/{mps_files.WANTED}",
         type=mps_files.WantedDaemons,
@@ -116,7 +116,7 @@ FORMS: tuple[StoredForm[Any], ...] = (
 )
 """The files with a name of their own; ``_of_claims`` has those of claims."""
 
-_CLAIMS = claim_files.FORM.name.partition("/")[0]
+_CLAIMS = claim_files.CLAIM_FORM.name.partition("/")[0]
 """The folder of the records of claims."""
 
 # include/uapi/linux/capability.h
@@ -149,7 +149,7 @@ class ProcessRights:
     """Why the file of the changes is lost at a restart."""
 
 
-def read(target: Target) -> ProcessRights:
+def read_rights(target: Target) -> ProcessRights:
     effective = 0
     for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
         if line.startswith("CapEff:"):
@@ -196,7 +196,7 @@ def _state(tree: Tree, folder: str) -> StateDirectory:
 def _of_claims(place: Path) -> Iterator[StoredForm[Any]]:
     """The records of the prepared claims: one file for each, whose name is the UID of the claim."""
     for path in sorted((place / _CLAIMS).glob("*.json")):
-        yield structs.replace(claim_files.FORM, name=f"{_CLAIMS}/{path.name}")
+        yield structs.replace(claim_files.CLAIM_FORM, name=f"{_CLAIMS}/{path.name}")
 
 
 def written(config: Config) -> tuple[str, ...]:
@@ -205,39 +205,39 @@ def written(config: Config) -> tuple[str, ...]:
     return (DEVICE_INFO, *cdi)
 
 
-def findings(rights: ProcessRights, config: Config) -> Iterator[Finding]:
+def rights_findings(rights: ProcessRights, config: Config) -> Iterator[Finding]:
     if rights.uid != 0:
-        yield TOPIC.warn("not_root", f"this is user {rights.uid}")
+        yield RIGHTS_TOPIC.warn("not_root", f"this is user {rights.uid}")
     held = ", ".join(sorted(rights.capabilities)) or "none of the relevant ones"
-    yield TOPIC.ok("capabilities", f"effective: {held}")
+    yield RIGHTS_TOPIC.ok("capabilities", f"effective: {held}")
     if "NET_RAW" not in rights.capabilities and config.lldp.source == "socket":
-        yield TOPIC.fix("net_raw_missing", "no CAP_NET_RAW")
+        yield RIGHTS_TOPIC.fix("net_raw_missing", "no CAP_NET_RAW")
     if "NET_ADMIN" not in rights.capabilities:
-        yield TOPIC.note("net_admin_missing", "no CAP_NET_ADMIN")
+        yield RIGHTS_TOPIC.note("net_admin_missing", "no CAP_NET_ADMIN")
     if rights.kernel_log is not None and config.samples.kernel_log:
-        yield TOPIC.note("syslog_missing", rights.kernel_log)
+        yield RIGHTS_TOPIC.note("syslog_missing", rights.kernel_log)
     if rights.sys_read_only:
-        yield TOPIC.note("sys_read_only", "/sys is mounted read-only")
+        yield RIGHTS_TOPIC.note("sys_read_only", "/sys is mounted read-only")
     broken = {path: why for path, why in rights.folders.items() if why}
     for path, why in broken.items():
-        yield TOPIC.fix("folder_unwritable", f"{path}: {why}")
+        yield RIGHTS_TOPIC.fix("folder_unwritable", f"{path}: {why}")
     if rights.state is not None:
         yield from _judge_state(rights.state)
     if rights.lost_history is not None:
-        yield TOPIC.warn("history_lost", f"{config.history.file}: {rights.lost_history}")
+        yield RIGHTS_TOPIC.warn("history_lost", f"{config.history.file}: {rights.lost_history}")
     if rights.folders and not broken:
-        yield TOPIC.ok("folders", f"writable: {shortened(list(rights.folders))}")
+        yield RIGHTS_TOPIC.ok("folders", f"writable: {shortened_list(list(rights.folders))}")
 
 
 def _judge_state(state: StateDirectory) -> Iterator[Finding]:
     for name, why in state.broken.items():
-        yield TOPIC.warn("state_broken", f"{state.folder}/{name}: {why}")
+        yield RIGHTS_TOPIC.warn("state_broken", f"{state.folder}/{name}: {why}")
     if state.broken_cordons is not None:
-        yield TOPIC.fix("cordons_broken", f"{state.folder}/{CORDONS.name}: {state.broken_cordons}")
+        yield RIGHTS_TOPIC.fix("cordons_broken", f"{state.folder}/{CORDONS.name}: {state.broken_cordons}")
     if state.refusal is not None:
-        yield TOPIC.warn("state_unwritable", f"{state.folder}: {state.refusal}")
+        yield RIGHTS_TOPIC.warn("state_unwritable", f"{state.folder}: {state.refusal}")
     if not state.broken and state.broken_cordons is state.refusal is None:
-        yield TOPIC.ok("state", f"state is saved in {state.folder}")
+        yield RIGHTS_TOPIC.ok("state", f"state is saved in {state.folder}")
 
 
 def _unwritable(folder: Path) -> str | None:

@@ -25,7 +25,7 @@ from nodeagent.agent_config import Config
 from nodeagent.base.quantities import quantity
 from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.doctor import dra_checks
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened_list
 from nodeagent.doctor.kubelet_checks import KubeletFacts
 from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
 from nodeagent.doctor.reads import version
@@ -40,7 +40,7 @@ from nodeagent.offering.offer import Offer, prefix
 
 T = TypeVar("T")
 
-TOPIC = Topic(
+CLUSTER_TOPIC = Topic(
     "cluster",
     "CLUSTER",
     {
@@ -245,7 +245,7 @@ class ClusterFacts:
     dra: dra_checks.DraFacts | None = None
 
 
-async def read(where: ClusterOptions) -> ClusterFacts | None:
+async def read_cluster(where: ClusterOptions) -> ClusterFacts | None:
     """``None`` where no cluster is configured."""
     pod = False
     try:
@@ -296,7 +296,7 @@ class _ClusterReader:
             if served["nodeagent.io"] is not None:
                 facts = replace(facts, reported=await self._reported(where.node))
         if served["resource.k8s.io"] is not None:
-            facts = replace(facts, dra=await dra_checks.read(self._client, where.node, self._allowed))
+            facts = replace(facts, dra=await dra_checks.read_claims(self._client, where.node, self._allowed))
         surge = await self._surge()
         return replace(facts, surge=surge, hidden=tuple(self._hidden))
 
@@ -503,45 +503,47 @@ def _at(node: Any, *steps: str) -> Any:
 # --- findings -------------------------------------------------------------------------------------------
 
 
-def findings(
+def cluster_findings(
     facts: ClusterFacts | None,
     config: Config,
     snapshot: Snapshot | None,
     numbering: Numbering = MappingProxyType({}),
 ) -> Iterator[Finding]:
     if facts is None:
-        yield TOPIC.ok("cluster_not_asked", "no --kubeconfig, and no pod with a service account")
+        yield CLUSTER_TOPIC.ok("cluster_not_asked", "no --kubeconfig, and no pod with a service account")
         return
     if facts.error is not None:
-        yield TOPIC.fix("cluster_unreachable", facts.error)
+        yield CLUSTER_TOPIC.fix("cluster_unreachable", facts.error)
         return
-    yield TOPIC.ok("cluster", f"{facts.server}, namespace {facts.namespace}")
+    yield CLUSTER_TOPIC.ok("cluster", f"{facts.server}, namespace {facts.namespace}")
     yield from _rights(facts)
     yield from _kinds(facts)
     yield from _tree(facts)
     if facts.surge is not None:
-        yield TOPIC.fix("surge", f"the DaemonSet {facts.namespace}/{_OURS} has maxSurge {facts.surge}")
+        yield CLUSTER_TOPIC.fix(
+            "surge", f"the DaemonSet {facts.namespace}/{_OURS} has maxSurge {facts.surge}"
+        )
     if facts.absent is not None:
-        yield TOPIC.note("node_absent", f"there is no Node {facts.absent}")
+        yield CLUSTER_TOPIC.note("node_absent", f"there is no Node {facts.absent}")
     if facts.node is not None:
         yield from _node(facts.node, config, snapshot, numbering)
     if facts.reported is not None:
         if facts.reported:
-            yield TOPIC.ok("report", "this node has its NodeLinks")
+            yield CLUSTER_TOPIC.ok("report", "this node has its NodeLinks")
         else:
-            yield TOPIC.note("report_absent", "this node has no NodeLinks")
+            yield CLUSTER_TOPIC.note("report_absent", "this node has no NodeLinks")
     if facts.hidden:
-        yield TOPIC.note("hidden", shortened(list(dict.fromkeys(facts.hidden)), 6))
+        yield CLUSTER_TOPIC.note("hidden", shortened_list(list(dict.fromkeys(facts.hidden)), 6))
 
 
 def _rights(facts: ClusterFacts) -> Iterator[Finding]:
     for role in facts.checked:
         denied = [denial for denial in facts.denied if denial.role == role]
         if not denied:
-            yield TOPIC.ok("rights", f"{ACCOUNTS[role]} has all rights that it needs")
+            yield CLUSTER_TOPIC.ok("rights", f"{ACCOUNTS[role]} has all rights that it needs")
         for denial in denied:
             place = f" in {facts.namespace}" if denial.right.own_namespace else ""
-            yield TOPIC.fix(
+            yield CLUSTER_TOPIC.fix(
                 "rights_missing",
                 f"{ACCOUNTS[role]} may not {denial.right.sentence(denial.verb)}{place}, {denial.right.purpose}",
             )
@@ -552,27 +554,29 @@ def _kinds(facts: ClusterFacts) -> Iterator[Finding]:
     for group, versions in facts.other.items():
         if versions and group != "resource.k8s.io":
             wanted = ", ".join(_GROUPS[group])
-            yield TOPIC.fix("crd_version", f"{group} is served as {', '.join(versions)}, not as {wanted}")
+            yield CLUSTER_TOPIC.fix(
+                "crd_version", f"{group} is served as {', '.join(versions)}, not as {wanted}"
+            )
     if facts.lacking:
-        yield TOPIC.warn("crd_older", f"NodeLinks lacks {shortened(list(facts.lacking), 6)}")
+        yield CLUSTER_TOPIC.warn("crd_older", f"NodeLinks lacks {shortened_list(list(facts.lacking), 6)}")
     if "nodelinks" in _plurals(facts, "nodeagent.io"):
-        yield TOPIC.ok("crds", "NodeLinks nodeagent.io/v1alpha1")
+        yield CLUSTER_TOPIC.ok("crds", "NodeLinks nodeagent.io/v1alpha1")
     elif not facts.other.get("nodeagent.io"):
-        yield TOPIC.warn("nodelinks_absent", "no NodeLinks")
+        yield CLUSTER_TOPIC.warn("nodelinks_absent", "no NodeLinks")
     volcano, kueue = _plurals(facts, "scheduling.volcano.sh"), _plurals(facts, "kueue.x-k8s.io")
     hypernodes = "hypernodes" in _plurals(facts, "topology.volcano.sh")
     if hypernodes:
-        yield TOPIC.ok("volcano", "HyperNodes topology.volcano.sh/v1alpha1")
+        yield CLUSTER_TOPIC.ok("volcano", "HyperNodes topology.volcano.sh/v1alpha1")
     elif volcano:
-        yield TOPIC.warn("hypernodes_absent", "Volcano is installed, but without HyperNodes")
+        yield CLUSTER_TOPIC.warn("hypernodes_absent", "Volcano is installed, but without HyperNodes")
     if kueue:
         served = (facts.served["kueue.x-k8s.io"] or ("",))[0]
         if "topologies" in kueue:
-            yield TOPIC.ok("kueue", f"Kueue's Topology kueue.x-k8s.io/{served}")
+            yield CLUSTER_TOPIC.ok("kueue", f"Kueue's Topology kueue.x-k8s.io/{served}")
         else:
-            yield TOPIC.note("kueue_topology_absent", f"kueue.x-k8s.io/{served} has no topologies")
+            yield CLUSTER_TOPIC.note("kueue_topology_absent", f"kueue.x-k8s.io/{served} has no topologies")
     if not (volcano or hypernodes or kueue):
-        yield TOPIC.note("schedulers_absent", "neither Volcano nor Kueue")
+        yield CLUSTER_TOPIC.note("schedulers_absent", "neither Volcano nor Kueue")
 
 
 def _plurals(facts: ClusterFacts, group: str) -> tuple[str, ...]:
@@ -582,25 +586,27 @@ def _plurals(facts: ClusterFacts, group: str) -> tuple[str, ...]:
 
 def _tree(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.discoverers:
-        yield TOPIC.fix("volcano_discovers", f"Volcano discovers with {', '.join(facts.discoverers)}")
+        yield CLUSTER_TOPIC.fix("volcano_discovers", f"Volcano discovers with {', '.join(facts.discoverers)}")
     if facts.foreign:
         named = [f"{number} of {source or 'no source'}" for source, number in sorted(facts.foreign.items())]
-        yield TOPIC.warn("hypernodes_foreign", f"HyperNodes of other owners: {', '.join(named)}")
+        yield CLUSTER_TOPIC.warn("hypernodes_foreign", f"HyperNodes of other owners: {', '.join(named)}")
 
 
 def _node(
     node: NodeFacts, config: Config, snapshot: Snapshot | None, numbering: Numbering
 ) -> Iterator[Finding]:
-    yield TOPIC.ok("node", f"{node.name}: kubelet {node.kubelet or '?'}, {node.runtime or '?'}")
+    yield CLUSTER_TOPIC.ok("node", f"{node.name}: kubelet {node.kubelet or '?'}, {node.runtime or '?'}")
     kubelet = version(node.kubelet)
     cdi = any(entry.device_list_strategy == "cdi" for entry in config.resources)
     if kubelet is not None:
         if kubelet < OLDEST:
-            yield TOPIC.warn("kubelet_old", f"kubelet {node.kubelet}")
+            yield CLUSTER_TOPIC.warn("kubelet_old", f"kubelet {node.kubelet}")
         if kubelet < CDI_SINCE and cdi:
-            yield TOPIC.fix("kubelet_without_cdi", f"kubelet {node.kubelet}, but the configuration uses CDI")
+            yield CLUSTER_TOPIC.fix(
+                "kubelet_without_cdi", f"kubelet {node.kubelet}, but the configuration uses CDI"
+            )
         if kubelet <= RACE_UNTIL:
-            yield TOPIC.note("kubelet_race", f"kubelet {node.kubelet}")
+            yield CLUSTER_TOPIC.note("kubelet_race", f"kubelet {node.kubelet}")
     if cdi:
         yield from _runtime(node.runtime)
     if snapshot is not None:
@@ -613,9 +619,9 @@ def _runtime(reported: str) -> Iterator[Finding]:
     if running is None:
         return
     if (name == "containerd" and running < (1, 7)) or (name == "cri-o" and running < (1, 23)):
-        yield TOPIC.fix("runtime_without_cdi", f"{name} {text}, but the configuration uses CDI")
+        yield CLUSTER_TOPIC.fix("runtime_without_cdi", f"{name} {text}, but the configuration uses CDI")
     elif name == "containerd" and running < (2, 0):
-        yield TOPIC.note("runtime_cdi_default", f"{name} {text}")
+        yield CLUSTER_TOPIC.note("runtime_cdi_default", f"{name} {text}")
 
 
 def phantoms(
@@ -636,7 +642,7 @@ def phantoms(
     for name, amount in sorted(facts.node.allocatable.items()):
         counted = name.rpartition("/")[0] in ours and quantity(amount) != 0
         if counted and not listed.get(name) and name not in served:
-            yield TOPIC.fix(
+            yield CLUSTER_TOPIC.fix(
                 "phantom_devices",
                 f"{name}: Node {facts.node.name} has {amount}, and the kubelet lists no device of it",
             )
@@ -647,7 +653,7 @@ def _capacity(node: NodeFacts, kinds: Sequence[DeviceKind], snapshot: Snapshot) 
         ours = sum(len(devices.ids) for devices in kind.devices(snapshot))
         counted = node.capacity.get(kind.resource)
         if counted is not None and quantity(counted) != ours:
-            yield TOPIC.warn(
+            yield CLUSTER_TOPIC.warn(
                 "capacity_differs", f"{kind.resource}: the Node counts {counted}, this node offers {ours}"
             )
     mine = {kind.resource for kind in kinds}
@@ -659,7 +665,7 @@ def _capacity(node: NodeFacts, kinds: Sequence[DeviceKind], snapshot: Snapshot) 
         if name not in mine and number != "0" and _GPU_RESOURCES.fullmatch(name)
     ]
     if others:
-        yield TOPIC.warn(
+        yield CLUSTER_TOPIC.warn(
             "gpus_counted_twice",
-            f"{count(len(others), 'resource')} of other plugins: {shortened(sorted(others))}",
+            f"{count(len(others), 'resource')} of other plugins: {shortened_list(sorted(others))}",
         )

@@ -15,7 +15,7 @@ from nodeagent.facts.model import Snapshot
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.offering.offer import Offer
 
-TOPIC = Topic(
+CONFIGURATION_TOPIC = Topic(
     "configuration",
     "CONFIGURATION",
     {
@@ -67,7 +67,7 @@ class ConfigurationFacts:
     unreadable: str | None = None
 
 
-def read(path: Path | None) -> ConfigurationFacts:
+def read_configuration(path: Path | None) -> ConfigurationFacts:
     if path is None:
         return ConfigurationFacts("the default configuration", Config())
     try:
@@ -80,28 +80,30 @@ def read(path: Path | None) -> ConfigurationFacts:
         return ConfigurationFacts(str(path), Config(), faults=tuple(str(error).splitlines()))
 
 
-def findings(
+def configuration_findings(
     facts: ConfigurationFacts, snapshot: Snapshot | None, numbering: Numbering = MappingProxyType({})
 ) -> Iterator[Finding]:
     """``snapshot``: ``None`` where the machine's devices are not known."""
     if facts.unreadable is not None:
-        yield TOPIC.fix("config_unreadable", f"{facts.name}: {facts.unreadable}")
+        yield CONFIGURATION_TOPIC.fix("config_unreadable", f"{facts.name}: {facts.unreadable}")
         return
     if facts.faults:
         for fault in facts.faults:
-            yield TOPIC.fix("config_fault", fault)
+            yield CONFIGURATION_TOPIC.fix("config_fault", fault)
         return
     entries = count(len(facts.config.resources), "entry", "entries")
-    yield TOPIC.ok("config", f"{facts.name}: {entries} of resources, {len(facts.config.vfs)} of vfs")
+    yield CONFIGURATION_TOPIC.ok(
+        "config", f"{facts.name}: {entries} of resources, {len(facts.config.vfs)} of vfs"
+    )
     for trouble in Offer(facts.config, numbering).troubles(snapshot) if snapshot is not None else ():
         if trouble.fatal:
-            yield TOPIC.fix("config_unfit", trouble.message)
+            yield CONFIGURATION_TOPIC.fix("config_unfit", trouble.message)
         elif not trouble.ready:
-            yield TOPIC.fix("config_short", trouble.message)
+            yield CONFIGURATION_TOPIC.fix("config_short", trouble.message)
         elif trouble.key == "slices":
-            yield TOPIC.note("config_slices", trouble.message)
+            yield CONFIGURATION_TOPIC.note("config_slices", trouble.message)
         elif trouble.key == "idle":
-            yield TOPIC.note("config_idle", trouble.message)
+            yield CONFIGURATION_TOPIC.note("config_idle", trouble.message)
         elif trouble.key == "undivided":
-            yield TOPIC.note("config_undivided", trouble.message)
+            yield CONFIGURATION_TOPIC.note("config_undivided", trouble.message)
         # The others are about hardware, and the checks of the NICs find them too.

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened_list
 from nodeagent.doctor.reads import version
 from nodeagent.dra import DRIVER
 from nodeagent.facts.model import Snapshot
@@ -24,7 +24,7 @@ _FLOOR = (1, 36)
 NVIDIA_GPUS = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 """The resources of whole and time-sliced GPUs of NVIDIA's device plugin."""
 
-TOPIC = Topic(
+CLAIMS_TOPIC = Topic(
     "claims",
     "CLAIMS",
     {
@@ -111,7 +111,7 @@ class DraFacts:
     foreign: tuple[ForeignDevice, ...] = ()
 
 
-async def read(
+async def read_claims(
     client: ApiClient, node: str | None, allowed: Callable[[str, Awaitable[Any]], Awaitable[Any]]
 ) -> DraFacts:
     """``allowed`` notes an object that may not be read, and returns ``None`` then and for a missing one. Raises
@@ -163,7 +163,7 @@ def _device(device: Json) -> PublishedDevice:
 # --- findings -------------------------------------------------------------------------------------------
 
 
-def findings(
+def claim_findings(
     facts: DraFacts,
     config: Config,
     node: Mapping[str, str] | None,
@@ -186,19 +186,19 @@ def findings(
     if facts.devices:
         kinds = {kind: sum(device.kind == kind for device in facts.devices) for kind in ("gpu", "nic")}
         nic = "VF" if any(device.of_vf for device in facts.devices) else "PF"
-        yield TOPIC.ok(
+        yield CLAIMS_TOPIC.ok(
             "published", f"{count(kinds['gpu'], 'GPU')} and {count(kinds['nic'], nic)} in ResourceSlices"
         )
     elif by_claim:
-        yield TOPIC.fix("not_published", "no device of this node is in a ResourceSlice")
+        yield CLAIMS_TOPIC.fix("not_published", "no device of this node is in a ResourceSlice")
     if tainted := [f"{device.name} {device.taint}" for device in facts.devices if device.taint]:
-        yield TOPIC.note("tainted", shortened(tainted))
+        yield CLAIMS_TOPIC.note("tainted", shortened_list(tainted))
 
 
 def _floor(facts: DraFacts, kubelet: str) -> Iterator[Finding]:
     for part, known in (("the API server", facts.version), ("the kubelet", version(kubelet))):
         if known is not None and (0, 0) < known < _FLOOR:
-            yield TOPIC.fix(
+            yield CLAIMS_TOPIC.fix(
                 "version_below_dra", f"{part} has Kubernetes {known[0]}.{known[1]}, mode dra needs 1.36"
             )
 
@@ -208,13 +208,15 @@ def _classes(facts: DraFacts, config: Config) -> Iterator[Finding]:
     memory = re.compile("|".join(re.escape(name).replace(r"\{gpu\}", "[0-9]*") for name in names))
     for resource, device_class in sorted(facts.classes.items()):
         if memory.fullmatch(resource.rpartition("/")[2]):
-            yield TOPIC.fix("class_of_memory", f"the DeviceClass {device_class} has the name {resource}")
+            yield CLAIMS_TOPIC.fix(
+                "class_of_memory", f"the DeviceClass {device_class} has the name {resource}"
+            )
 
 
 def _classes_of_plugin(classes: Mapping[str, str], allocatable: Mapping[str, str]) -> Iterator[Finding]:
     if both := [name for name in sorted(classes) if allocatable.get(name, "0") != "0"]:
-        yield TOPIC.warn(
-            "class_of_plugin", f"a device plugin offers {shortened(both)}, which a DeviceClass maps"
+        yield CLAIMS_TOPIC.warn(
+            "class_of_plugin", f"a device plugin offers {shortened_list(both)}, which a DeviceClass maps"
         )
 
 
@@ -231,8 +233,10 @@ def _offered_twice(
             if name in counted:
                 twice.setdefault(" ".join(counted[name]), device.name)
     if twice:
-        listed = shortened([f"{resource} (and {device} in a slice)" for resource, device in twice.items()])
-        yield TOPIC.fix("offered_twice", f"by device plugin: {listed}")
+        listed = shortened_list(
+            [f"{resource} (and {device} in a slice)" for resource, device in twice.items()]
+        )
+        yield CLAIMS_TOPIC.fix("offered_twice", f"by device plugin: {listed}")
 
 
 def _offered_by_others(
@@ -241,12 +245,12 @@ def _offered_by_others(
     counted = [f"{name} {allocatable[name]}" for name in NVIDIA_GPUS if allocatable.get(name, "0") != "0"]
     gpus = sum(device.kind == "gpu" for device in devices)
     if counted and gpus:
-        yield TOPIC.warn(
+        yield CLAIMS_TOPIC.warn(
             "offered_by_other_plugin", f"{', '.join(counted)} beside {count(gpus, 'GPU')} in slices"
         )
 
 
-def hardware_of(offer: Offer, snapshot: Snapshot) -> dict[str, str]:
+def hardware_words(offer: Offer, snapshot: Snapshot) -> dict[str, str]:
     """Words for each VF and GPU of device plugins and claims, by PCI address and UUID."""
     kinds = (*offer.kinds(snapshot), *(device.kind for device in offer.dra_devices(snapshot)))
     hardware = {id_: words for kind in kinds for id_, words in kind.hardware(snapshot).items()}
@@ -264,7 +268,7 @@ def _offered_by_drivers(devices: tuple[ForeignDevice, ...], hardware: Mapping[st
         if same := sorted(device.values & ours.keys()):
             twice.setdefault(device.driver, []).append(f"{ours[same[0]]} as {device.name}")
     for driver, found in sorted(twice.items()):
-        yield TOPIC.fix("offered_by_other_driver", f"{driver} has {shortened(found)}")
+        yield CLAIMS_TOPIC.fix("offered_by_other_driver", f"{driver} has {shortened_list(found)}")
 
 
 def _names(device: PublishedDevice, config: Config) -> Iterator[str]:

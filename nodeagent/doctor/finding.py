@@ -81,7 +81,7 @@ class Topic:
         return Finding(self.group, key, level, what, entry.why, remedy or entry.remedy)
 
 
-def shortened(names: Sequence[str], at_most: int = 4) -> str:
+def shortened_list(names: Sequence[str], at_most: int = 4) -> str:
     """A list for a sentence, shortened to ``at_most`` names.
 
     >>> shortened(["a", "b", "c"], at_most=2)
@@ -103,7 +103,7 @@ def count(number: int, singular: str, plural: str = "") -> str:
 # --- the report -----------------------------------------------------------------------------------------
 
 
-def as_table(
+def finding_table(
     topics: Sequence[Topic],
     findings: Sequence[Finding],
     width: int | None = None,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor.driver_process import DriverAnswer, read_driver, read_in_process
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import Target, text, version
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened_list
+from nodeagent.doctor.reads import Target, small_text, version
 from nodeagent.facts.model import Gpu, GpuFunction, LimitSupport
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import Tree
@@ -18,7 +18,7 @@ from nodeagent.kinds.enforcement import LIMITS_DRIVER
 from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
 from nodeagent.sources.host_paths import GPU_NODES, limit_support
 
-TOPIC = Topic(
+GPUS_TOPIC = Topic(
     "gpus",
     "GPUS",
     {
@@ -144,39 +144,39 @@ class GpuFacts:
         )
 
 
-def read(target: Target) -> GpuFacts:
+def read_gpus(target: Target) -> GpuFacts:
     tree = target.tree
     root, driver = str(tree.root), target.config.gpu.driver
     answer = read_driver(root, driver) if target.recorded else read_in_process(root, driver, target.timeout_s)
     return GpuFacts(
         on_bus=_on_bus(tree),
         answer=answer,
-        module=text(tree, "/sys/module/nvidia/version"),
+        module=small_text(tree, "/sys/module/nvidia/version"),
         nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
         support=limit_support(tree, target.config.gpu.accounting.pod_logs),
         hung_s=target.timeout_s,
-        taint=text(tree, f"{MODULES}/nvidia/taint"),
+        taint=small_text(tree, f"{MODULES}/nvidia/taint"),
         peermem=any(tree.exists(f"{MODULES}/{name}") for name in ("nvidia_peermem", "nv_peer_mem")),
         rdma=bool(tree.names("/sys/class/infiniband")),
         imex_channels=len(tree.names(IMEX_CHANNELS)),
     )
 
 
-def findings(gpus: GpuFacts, config: Config, kernel: str | None = None) -> Iterator[Finding]:
+def gpu_findings(gpus: GpuFacts, config: Config, kernel: str | None = None) -> Iterator[Finding]:
     """``kernel``: its release, if it is known."""
     if config.gpu.driver == "none":
-        yield TOPIC.ok("gpus_left_alone", "gpu.driver is none: GPUs are ignored")
+        yield GPUS_TOPIC.ok("gpus_left_alone", "gpu.driver is none: GPUs are ignored")
         return
     ours = {address: driver for address, driver in gpus.on_bus.items() if driver in (None, "nvidia")}
     others = {address: driver for address, driver in gpus.on_bus.items() if address not in ours}
     for address, driver in others.items():
-        say = TOPIC.note if GpuFunction(address, driver).for_guests else TOPIC.warn
+        say = GPUS_TOPIC.note if GpuFunction(address, driver).for_guests else GPUS_TOPIC.warn
         yield say("driver_other", f"GPU {address} is bound to {driver}")
     answer = gpus.answer
     if answer is None:
-        yield TOPIC.fix("driver_hung", f"NVML did not answer within {gpus.hung_s:g} s")
+        yield GPUS_TOPIC.fix("driver_hung", f"NVML did not answer within {gpus.hung_s:g} s")
     elif answer.crashed is not None:
-        yield TOPIC.fix("driver_crashed", f"the process that reads NVML ended with {answer.crashed}")
+        yield GPUS_TOPIC.fix("driver_crashed", f"the process that reads NVML ended with {answer.crashed}")
     elif answer.error is not None:
         yield from _refused(answer, ours)
     else:
@@ -187,40 +187,42 @@ def findings(gpus: GpuFacts, config: Config, kernel: str | None = None) -> Itera
 
 def _refused(answer: DriverAnswer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
     if not answer.absent:
-        yield TOPIC.fix("driver_refused", f"{answer.error}")
+        yield GPUS_TOPIC.fix("driver_refused", f"{answer.error}")
     elif on_bus:
-        yield TOPIC.fix(
+        yield GPUS_TOPIC.fix(
             "driver_absent", f"{count(len(on_bus), 'NVIDIA GPU')} on the PCI bus, but {answer.error}"
         )
     else:
-        yield TOPIC.ok("gpus_none", "no NVIDIA GPU on the PCI bus, and no driver")
+        yield GPUS_TOPIC.ok("gpus_none", "no NVIDIA GPU on the PCI bus, and no driver")
 
 
 def _answered(
     gpus: GpuFacts, answer: DriverAnswer, on_bus: Mapping[str, str | None], config: Config
 ) -> Iterator[Finding]:
     module = f", kernel module {gpus.module}" if gpus.module and gpus.module != answer.version else ""
-    yield TOPIC.ok("driver", f"NVIDIA {answer.version or 'of an unknown version'}{module}")
+    yield GPUS_TOPIC.ok("driver", f"NVIDIA {answer.version or 'of an unknown version'}{module}")
     names = sorted({reading.name or "?" for reading in answer.readings})
     if answer.readings:
-        yield TOPIC.ok("gpus", f"{count(len(answer.readings), 'GPU')}: {', '.join(names)}")
+        yield GPUS_TOPIC.ok("gpus", f"{count(len(answer.readings), 'GPU')}: {', '.join(names)}")
     else:
-        yield TOPIC.ok("gpus_none", "the driver lists no GPU")
+        yield GPUS_TOPIC.ok("gpus_none", "the driver lists no GPU")
     listed = {reading.pci_address for reading in answer.readings}
     for address in sorted(on_bus.keys() - listed):
         if address in answer.excluded:
-            yield TOPIC.note("gpu_excluded", f"the driver leaves {address} out")
+            yield GPUS_TOPIC.note("gpu_excluded", f"the driver leaves {address} out")
         elif None not in listed:
-            yield TOPIC.fix("gpu_missing", f"{address} is on the PCI bus, but the driver does not list it")
+            yield GPUS_TOPIC.fix(
+                "gpu_missing", f"{address} is on the PCI bus, but the driver does not list it"
+            )
     mig_modes = {entry.mode for entry in config.resources if isinstance(entry, MigResource)}
     for reading in answer.readings:
         yield from _reading(reading, mig_modes)
     old = _major(answer.version)
     if old is not None and old < _RECOVERY_DRIVER and answer.readings:
-        yield TOPIC.note("recovery_untold", f"driver {answer.version}")
+        yield GPUS_TOPIC.note("recovery_untold", f"driver {answer.version}")
     missing = [node for node in ("/dev/nvidiactl", "/dev/nvidia-uvm") if node not in gpus.nodes]
     if answer.readings and missing:
-        yield TOPIC.warn("gpu_nodes", f"{', '.join(missing)}: missing")
+        yield GPUS_TOPIC.warn("gpu_nodes", f"{', '.join(missing)}: missing")
 
 
 def _reading(reading: GpuReading, mig_modes: Collection[str]) -> Iterator[Finding]:
@@ -228,41 +230,43 @@ def _reading(reading: GpuReading, mig_modes: Collection[str]) -> Iterator[Findin
     reset = f"reset it (nvidia-smi --gpu-reset -i {reading.index}) or reboot"
     if reading.lost or reading.fault:
         remedy = f"check the kernel log for its XIDs; {reset}"
-        yield TOPIC.fix("gpu_fault", f"{name}: {'lost' if reading.lost else reading.fault}", remedy)
+        yield GPUS_TOPIC.fix("gpu_fault", f"{name}: {'lost' if reading.lost else reading.fault}", remedy)
     if reading.recovery_action not in (None, "none"):
         remedy = f"drain the node, then {reset}"
-        yield TOPIC.fix("gpu_recovery", f"{name}: {reading.recovery_action}", remedy)
+        yield GPUS_TOPIC.fix("gpu_recovery", f"{name}: {reading.recovery_action}", remedy)
     if reading.mig and not mig_modes:
-        yield TOPIC.warn("mig_not_offered", f"{name} is in MIG mode")
+        yield GPUS_TOPIC.warn("mig_not_offered", f"{name} is in MIG mode")
     elif reading.mig and reading.mig_devices == () and "dra" in mig_modes:
-        yield TOPIC.ok("mig", f"{name} is in MIG mode, and no claim has a MIG device of it")
+        yield GPUS_TOPIC.ok("mig", f"{name} is in MIG mode, and no claim has a MIG device of it")
     elif reading.mig and reading.mig_devices == ():
-        yield TOPIC.warn("mig_empty", f"{name} is in MIG mode and has no MIG device")
+        yield GPUS_TOPIC.warn("mig_empty", f"{name} is in MIG mode and has no MIG device")
     elif reading.mig and reading.mig_devices:
         profiles = Counter(device.profile for device in reading.mig_devices)
         listed = ", ".join(f"{count} x {profile}" for profile, count in sorted(profiles.items()))
-        yield TOPIC.ok("mig", f"{name} has MIG devices: {listed}")
+        yield GPUS_TOPIC.ok("mig", f"{name} has MIG devices: {listed}")
 
 
 def _shared_memory(gpus: GpuFacts, answer: DriverAnswer, kernel: tuple[int, int]) -> Iterator[Finding]:
     """Findings about the driver that training on several nodes depends on."""
     if answer.not_persistent:
         named = ", ".join(map(str, answer.not_persistent))
-        yield TOPIC.note("persistence_off", f"persistence mode is off on GPU {named}")
+        yield GPUS_TOPIC.note("persistence_off", f"persistence mode is off on GPU {named}")
     if answer.readings and gpus.rdma and gpus.peermem:
-        yield TOPIC.ok("gpudirect", "NICs reach GPU memory: nvidia-peermem is loaded")
+        yield GPUS_TOPIC.ok("gpudirect", "NICs reach GPU memory: nvidia-peermem is loaded")
     elif answer.readings and gpus.rdma and gpus.taint is not None:
         if kernel >= DMA_BUF_KERNEL and "P" not in gpus.taint:
-            yield TOPIC.ok(
+            yield GPUS_TOPIC.ok(
                 "gpudirect", "NICs reach GPU memory by DMA-BUF: NVIDIA's open kernel modules are loaded"
             )
         else:
-            yield TOPIC.warn("gpudirect_missing", "nvidia-peermem is not loaded, and there is no DMA-BUF")
+            yield GPUS_TOPIC.warn(
+                "gpudirect_missing", "nvidia-peermem is not loaded, and there is no DMA-BUF"
+            )
     domains = {reading.nvlink_domain for reading in answer.readings if reading.nvlink_domain}
     if domains and gpus.imex_channels:
-        yield TOPIC.ok("imex", f"{count(gpus.imex_channels, 'IMEX channel')} for the NVLink domain")
+        yield GPUS_TOPIC.ok("imex", f"{count(gpus.imex_channels, 'IMEX channel')} for the NVLink domain")
     elif domains:
-        yield TOPIC.note("imex_missing", f"{IMEX_CHANNELS} has no channel")
+        yield GPUS_TOPIC.note("imex_missing", f"{IMEX_CHANNELS} has no channel")
 
 
 def _limits(gpus: GpuFacts, answer: DriverAnswer, config: Config) -> Iterator[Finding]:
@@ -277,11 +281,11 @@ def _limits(gpus: GpuFacts, answer: DriverAnswer, config: Config) -> Iterator[Fi
     lacking = [f"driver {answer.version}"] if major < LIMITS_DRIVER else []
     lacking += ["cgroup v1"] if gpus.support.cgroup2 is False else []
     if lacking:
-        yield TOPIC.note(
-            "memory_limits_inert", f"{shortened(lacking)}: {wanted[0].name} is counted, but not enforced"
+        yield GPUS_TOPIC.note(
+            "memory_limits_inert", f"{shortened_list(lacking)}: {wanted[0].name} is counted, but not enforced"
         )
     else:
-        yield TOPIC.ok(
+        yield GPUS_TOPIC.ok(
             "memory_limits",
             f"driver {answer.version} supports memory limits; the container toolkit must support them too",
         )
@@ -297,8 +301,8 @@ def _on_bus(tree: Tree) -> dict[str, str | None]:
     drivers: dict[str, str | None] = {}
     for address in tree.names("/sys/bus/pci/devices"):
         folder = f"/sys/bus/pci/devices/{address}"
-        if (text(tree, f"{folder}/vendor") or "").lower() != "0x10de":
+        if (small_text(tree, f"{folder}/vendor") or "").lower() != "0x10de":
             continue
-        if (text(tree, f"{folder}/class") or "")[:6] in ("0x0300", "0x0302"):
+        if (small_text(tree, f"{folder}/class") or "")[:6] in ("0x0300", "0x0302"):
             drivers[address] = tree.link(f"{folder}/driver")
     return drivers

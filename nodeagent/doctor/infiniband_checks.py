@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened_list
 from nodeagent.doctor.reads import Target
 from nodeagent.host.umad import REMEDIES, UmadError, UmadPort, UmadReason
 from nodeagent.sources.ib_ports import IbPort, read_ib_ports
 from nodeagent.sources.pci_source import scan
 
 _WHY = "The switch port at the other end of an InfiniBand link is known only if the port may ask its peer."
-TOPIC = Topic(
+INFINIBAND_TOPIC = Topic(
     "infiniband",
     "INFINIBAND",
     {
@@ -43,7 +43,7 @@ class InfinibandFacts:
     failures: Mapping[str, tuple[UmadReason, str]] | None = None
 
 
-def read(target: Target) -> InfinibandFacts:
+def read_infiniband(target: Target) -> InfinibandFacts:
     facts = scan(target.tree)
     ports = read_ib_ports(target.tree, facts.functions, facts.links)
     if not target.config.infiniband.asks or target.recorded:
@@ -60,12 +60,12 @@ def read(target: Target) -> InfinibandFacts:
     return InfinibandFacts(ports, failures)
 
 
-def findings(facts: InfinibandFacts, config: Config) -> Iterator[Finding]:
+def infiniband_findings(facts: InfinibandFacts, config: Config) -> Iterator[Finding]:
     if not facts.ports:
         return
     if not config.infiniband.asks:
         ports = count(len(facts.ports), "InfiniBand port")
-        yield TOPIC.note(
+        yield INFINIBAND_TOPIC.note(
             "ib_not_asked", f"infiniband.query is {config.infiniband.query}: {ports} without a switch"
         )
         return
@@ -78,9 +78,9 @@ def findings(facts: InfinibandFacts, config: Config) -> Iterator[Finding]:
         else:
             by_reason.setdefault(reason, []).append(f"{port.link} ({message})" if message else port.link)
     for reason, links in by_reason.items():
-        yield _cannot_ask(reason, f"{shortened(links, 1)} cannot ask")
+        yield _cannot_ask(reason, f"{shortened_list(links, 1)} cannot ask")
     if good and facts.failures is not None:
-        yield TOPIC.ok(
+        yield INFINIBAND_TOPIC.ok(
             "ib_ready", f"{good} of {count(len(facts.ports), 'InfiniBand port')} may ask their switch"
         )
 
@@ -94,14 +94,14 @@ def _failure(port: IbPort, failures: Mapping[str, tuple[UmadReason, str]]) -> tu
 def _cannot_ask(reason: UmadReason, what: str) -> Finding:
     match reason:
         case UmadReason.NO_MODULE:
-            return TOPIC.fix("ib_no_module", what)
+            return INFINIBAND_TOPIC.fix("ib_no_module", what)
         case UmadReason.NO_DEVICE:
-            return TOPIC.fix("ib_no_device", what)
+            return INFINIBAND_TOPIC.fix("ib_no_device", what)
         case UmadReason.CGROUP:
-            return TOPIC.fix("ib_device_cgroup", what)
+            return INFINIBAND_TOPIC.fix("ib_device_cgroup", what)
         case UmadReason.MODE:
-            return TOPIC.fix("ib_device_mode", what)
+            return INFINIBAND_TOPIC.fix("ib_device_mode", what)
         case UmadReason.NO_SMI:
-            return TOPIC.fix("ib_no_smi", what)
+            return INFINIBAND_TOPIC.fix("ib_no_smi", what)
         case _:
-            return TOPIC.fix("ib_device_fails", what)
+            return INFINIBAND_TOPIC.fix("ib_device_fails", what)

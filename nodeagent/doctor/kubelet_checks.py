@@ -19,7 +19,7 @@ from types import MappingProxyType
 from nodeagent.agent_config import Config
 from nodeagent.base.file_writing import unwritable_because
 from nodeagent.console.options import KUBELET_DIR
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened_list
 from nodeagent.doctor.reads import Target, is_socket
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
@@ -27,7 +27,7 @@ from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.offering.offer import Offer
 
-TOPIC = Topic(
+KUBELET_TOPIC = Topic(
     "kubelet",
     "KUBELET",
     {
@@ -141,7 +141,7 @@ class KubeletFacts:
 # --- reading --------------------------------------------------------------------------------------------
 
 
-async def read(target: Target) -> KubeletFacts:
+async def read_kubelet(target: Target) -> KubeletFacts:
     base = target.kubelet_dir
     if base is None:
         return KubeletFacts()
@@ -165,11 +165,11 @@ async def read(target: Target) -> KubeletFacts:
         return replace(facts, unreachable="the directory is missing")
     except OSError as error:
         return replace(facts, exists=True, forbidden=f"{folder}: {error.strerror}")
-    sockets = {name: connects(folder / name) for name in names if is_socket(folder / name)}
+    sockets = {name: has_listener(folder / name) for name in names if is_socket(folder / name)}
     registry = base / "plugins_registry"
     if registry.is_dir() and os.access(registry, os.R_OK | os.X_OK):
         sockets |= {
-            name: connects(registry / name)
+            name: has_listener(registry / name)
             for name in sorted(os.listdir(registry))
             if is_socket(registry / name)
         }
@@ -191,8 +191,8 @@ async def read(target: Target) -> KubeletFacts:
 def _elsewhere(target: Target, base: Path, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Other usual places, below ``--root`` too, with a kubelet that listens, and with podresources."""
     roots = dict.fromkeys(it for root in ROOTS for it in (Path(root), target.tree.path(root)))
-    listening = [str(it / "device-plugins") for it in roots if connects(it / "device-plugins" / _SOCKET)]
-    answering = [str(it) for it in roots if connects(it / "pod-resources" / _SOCKET)]
+    listening = [str(it / "device-plugins") for it in roots if has_listener(it / "device-plugins" / _SOCKET)]
+    answering = [str(it) for it in roots if has_listener(it / "pod-resources" / _SOCKET)]
     return (
         tuple(it for it in listening if it != str(folder)),
         tuple(it for it in answering if it != str(base)),
@@ -210,7 +210,7 @@ async def _offered(socket: Path) -> tuple[dict[str, tuple[str, ...]] | None, str
         return None, str(error)
 
 
-def connects(path: Path) -> bool:
+def has_listener(path: Path) -> bool:
     """Whether a process listens on a socket. Nothing is sent."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.settimeout(_CONNECT_S)
@@ -241,7 +241,7 @@ def _locked(path: Path) -> bool | None:
 # --- findings -------------------------------------------------------------------------------------------
 
 
-def findings(
+def kubelet_findings(
     facts: KubeletFacts,
     config: Config,
     snapshot: Snapshot | None,
@@ -250,19 +250,19 @@ def findings(
     if facts.folder is None:
         return
     if facts.forbidden is not None:
-        yield TOPIC.fix("kubelet_forbidden", facts.forbidden)
+        yield KUBELET_TOPIC.fix("kubelet_forbidden", facts.forbidden)
         return
     if not facts.exists:
-        yield TOPIC.note("kubelet_none", f"{facts.folder} does not exist")
+        yield KUBELET_TOPIC.note("kubelet_none", f"{facts.folder} does not exist")
         return
     if facts.unreachable is not None:
         other = facts.sockets_elsewhere[0] if facts.sockets_elsewhere else ""
         hint = f", but one listens in {other}: --device-plugins-dir {other}" if other else ""
-        yield TOPIC.fix("kubelet_silent", f"{facts.plugins}/{_SOCKET}: {facts.unreachable}{hint}")
+        yield KUBELET_TOPIC.fix("kubelet_silent", f"{facts.plugins}/{_SOCKET}: {facts.unreachable}{hint}")
     else:
-        yield TOPIC.ok("kubelet", f"the kubelet listens in {facts.plugins}")
+        yield KUBELET_TOPIC.ok("kubelet", f"the kubelet listens in {facts.plugins}")
     if facts.unwritable is not None:
-        yield TOPIC.fix("kubelet_folder_unwritable", f"{facts.plugins}: {facts.unwritable}")
+        yield KUBELET_TOPIC.fix("kubelet_folder_unwritable", f"{facts.plugins}: {facts.unwritable}")
     yield from _plugins(facts)
     if snapshot is not None:
         yield from _claims(facts, Offer(config, numbering), snapshot)
@@ -272,23 +272,25 @@ def findings(
 def _plugins(facts: KubeletFacts) -> Iterator[Finding]:
     ours = [name for name, listens in facts.sockets.items() if name.startswith(_OURS) and listens]
     if facts.locked:
-        yield TOPIC.ok("agent", f"an agent holds the node's lock and serves {count(len(ours), 'socket')}")
+        yield KUBELET_TOPIC.ok(
+            "agent", f"an agent holds the node's lock and serves {count(len(ours), 'socket')}"
+        )
     elif ours:
-        yield TOPIC.note(
-            "agent_absent", f"no process holds {LOCK}, but another process serves {shortened(ours)}"
+        yield KUBELET_TOPIC.note(
+            "agent_absent", f"no process holds {LOCK}, but another process serves {shortened_list(ours)}"
         )
     else:
-        yield TOPIC.note("agent_absent", f"no process holds {LOCK}")
+        yield KUBELET_TOPIC.note("agent_absent", f"no process holds {LOCK}")
     others = [name for name in facts.sockets if not name.startswith(_OURS)]
     stale = [name for name, listens in facts.sockets.items() if not listens]
     if stale:
-        yield TOPIC.warn("plugin_stale", f"no process listens on {shortened(stale)}")
+        yield KUBELET_TOPIC.warn("plugin_stale", f"no process listens on {shortened_list(stale)}")
     for name in others:
         what = next((what for word, what in _RIVALS if word in name.lower()), None)
         if what is not None and facts.sockets[name]:
-            yield TOPIC.warn("plugin_rival", f"{name} offers {what}")
+            yield KUBELET_TOPIC.warn("plugin_rival", f"{name} offers {what}")
     if others:
-        yield TOPIC.ok("plugins", f"other plugins' sockets: {shortened(others)}")
+        yield KUBELET_TOPIC.ok("plugins", f"other plugins' sockets: {shortened_list(others)}")
 
 
 def _claims(facts: KubeletFacts, offer: Offer, snapshot: Snapshot) -> Iterator[Finding]:
@@ -305,12 +307,12 @@ def _claims(facts: KubeletFacts, offer: Offer, snapshot: Snapshot) -> Iterator[F
         if resource in ours:
             foreign = [device for device in ids if _parent(device) not in parents]
             if foreign:
-                yield TOPIC.fix(
+                yield KUBELET_TOPIC.fix(
                     "resource_claimed",
-                    f"{resource} has {len(foreign)} devices that are not of this agent: {shortened(foreign, 2)}",
+                    f"{resource} has {len(foreign)} devices that are not of this agent: {shortened_list(foreign, 2)}",
                 )
             elif ids and not facts.locked:
-                yield TOPIC.fix(
+                yield KUBELET_TOPIC.fix(
                     "resource_claimed",
                     f"{resource} has {count(len(ids), 'device')} but no nodeagent runs",
                 )
@@ -320,27 +322,30 @@ def _claims(facts: KubeletFacts, offer: Offer, snapshot: Snapshot) -> Iterator[F
             if (parent := _parent(device)) in parents:
                 twice.setdefault(parents[parent], []).append(device)
         for mine, devices in twice.items():
-            yield TOPIC.fix(
-                "device_promised_twice", f"{resource} and {mine} both offer {shortened(sorted(devices), 2)}"
+            yield KUBELET_TOPIC.fix(
+                "device_promised_twice",
+                f"{resource} and {mine} both offer {shortened_list(sorted(devices), 2)}",
             )
 
 
 def _podresources(facts: KubeletFacts, config: Config) -> Iterator[Finding]:
     if not config.kubelet.pod_resources:
         if config.resources:
-            yield TOPIC.note("podresources_off", "kubelet.podResources is off")
+            yield KUBELET_TOPIC.note("podresources_off", "kubelet.podResources is off")
         return
     if not facts.podresources:
         other = facts.roots_elsewhere[0] if facts.roots_elsewhere else ""
         hint = f", but {other} has one: --kubelet-dir {other}" if other else ""
-        yield TOPIC.warn(
+        yield KUBELET_TOPIC.warn(
             "podresources_absent", f"{facts.folder}/pod-resources/{_SOCKET} does not exist{hint}"
         )
     elif facts.podresources_error is not None:
-        yield TOPIC.warn("podresources_refused", facts.podresources_error)
+        yield KUBELET_TOPIC.warn("podresources_refused", facts.podresources_error)
     elif facts.offered is not None:
         names: Sequence[str] = sorted(facts.offered)
-        yield TOPIC.ok("podresources", f"the kubelet counts {shortened(names) if names else 'no devices'}")
+        yield KUBELET_TOPIC.ok(
+            "podresources", f"the kubelet counts {shortened_list(names) if names else 'no devices'}"
+        )
 
 
 def _ids(kind: DeviceKind, snapshot: Snapshot) -> set[str]:

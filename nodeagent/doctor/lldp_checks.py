@@ -10,7 +10,7 @@ from msgspec import structs
 
 from nodeagent.agent_config import Config
 from nodeagent.base.supervise import beside
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened_list
 from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Function, Neighbor, Remark
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
@@ -24,7 +24,7 @@ from nodeagent.sources.link_selection import select
 from nodeagent.sources.machine_access import has_netdevs
 from nodeagent.sources.pci_source import scan
 
-TOPIC = Topic(
+LLDP_TOPIC = Topic(
     "lldp",
     "LLDP",
     {
@@ -78,7 +78,7 @@ class LldpFacts:
     lldpd: bool = False
 
 
-async def read(target: Target) -> LldpFacts:
+async def read_lldp(target: Target) -> LldpFacts:
     config, tree = target.config, target.tree
     wanted = config.links.select
     if config.lldp.source == "none" or not has_netdevs(tree, wanted):
@@ -121,7 +121,7 @@ async def _receive(target: Target, facts: LldpFacts, functions: tuple[Function, 
 
     async def watch() -> None:
         with LinkEvents() as events:
-            await lldp_source.watch(
+            await lldp_source.watch_lldp(
                 settings, target.config.links.select, lambda: functions, [events], publish
             )
 
@@ -135,30 +135,30 @@ async def _receive(target: Target, facts: LldpFacts, functions: tuple[Function, 
     return replace(facts, waited_s=target.wait_s, neighbors=neighbors, remarks=remarks, error=failure)
 
 
-def findings(facts: LldpFacts, config: Config) -> Iterator[Finding]:
+def lldp_findings(facts: LldpFacts, config: Config) -> Iterator[Finding]:
     if config.lldp.source == "none":
-        yield TOPIC.ok("lldp_off", "lldp.source is none: LLDP is not received")
+        yield LLDP_TOPIC.ok("lldp_off", "lldp.source is none: LLDP is not received")
         return
     if config.lldp.transmit and facts.lldpd and config.lldp.source == "socket":
-        yield TOPIC.warn("lldp_two_speakers", "lldp.transmit is on and lldpd runs on this host")
+        yield LLDP_TOPIC.warn("lldp_two_speakers", "lldp.transmit is on and lldpd runs on this host")
     if facts.error is not None:
-        yield TOPIC.fix("lldp_deaf", facts.error)
+        yield LLDP_TOPIC.fix("lldp_deaf", facts.error)
         return
     if facts.up is None:
         return
     if facts.down:
-        yield TOPIC.note("lldp_no_carrier", f"no carrier on {shortened(facts.down)}")
+        yield LLDP_TOPIC.note("lldp_no_carrier", f"no carrier on {shortened_list(facts.down)}")
     if not facts.up:
-        yield TOPIC.ok("lldp_no_link", "no link has carrier")
+        yield LLDP_TOPIC.ok("lldp_no_link", "no link has carrier")
     elif not facts.waited_s:
-        yield TOPIC.note(
+        yield LLDP_TOPIC.note(
             "lldp_not_listened", f"{count(len(facts.up), 'link')} with carrier; LLDP was not received"
         )
     else:
         yield from _heard(facts)
     for remark in facts.remarks:
         if remark.key != odd.NO_NEIGHBOR:
-            yield TOPIC.warn("lldp_odd", f"{remark.link}: {remark.detail}")
+            yield LLDP_TOPIC.warn("lldp_odd", f"{remark.link}: {remark.detail}")
 
 
 def _heard(facts: LldpFacts) -> Iterator[Finding]:
@@ -167,9 +167,9 @@ def _heard(facts: LldpFacts) -> Iterator[Finding]:
     unheard = [near for near in up if near.link not in live]
     if len(unheard) < len(up):
         switches = sorted({neighbor.system_name or neighbor.chassis_id.value for neighbor in live.values()})
-        yield TOPIC.ok(
+        yield LLDP_TOPIC.ok(
             "lldp_heard",
-            f"{len(up) - len(unheard)} of {len(up)} links receive LLDP from {shortened(switches)}",
+            f"{len(up) - len(unheard)} of {len(up)} links receive LLDP from {shortened_list(switches)}",
         )
     by_reason: dict[str, list[str]] = {}
     for near in unheard:
@@ -177,8 +177,10 @@ def _heard(facts: LldpFacts) -> Iterator[Finding]:
             missing_frames_reason(replace(near, link="NETDEV", pci_address="ADDRESS")), []
         ).append(near.link)
     for reason, links in by_reason.items():
-        what = f"{shortened(links)} received no LLDP in {facts.waited_s:g} s"
+        what = f"{shortened_list(links)} received no LLDP in {facts.waited_s:g} s"
         if facts.waited_s < _INTERVAL_S:
-            yield TOPIC.note("lldp_unheard", f"{what}, less than the send interval", "wait longer: --wait 35")
+            yield LLDP_TOPIC.note(
+                "lldp_unheard", f"{what}, less than the send interval", "wait longer: --wait 35"
+            )
         else:
-            yield TOPIC.warn("lldp_unheard", what, reason)
+            yield LLDP_TOPIC.warn("lldp_unheard", what, reason)

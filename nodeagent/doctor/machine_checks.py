@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic
-from nodeagent.doctor.reads import Target, text, version
+from nodeagent.doctor.reads import Target, small_text, version
 from nodeagent.host.sysfs import Tree
 from nodeagent.offering.offer import FALLBACK_PREFIX, prefix
 
-TOPIC = Topic(
+MACHINE_TOPIC = Topic(
     "machine",
     "MACHINE",
     {
@@ -66,48 +66,49 @@ class MachineFacts:
     synchronized: bool | None = None
 
 
-def read(target: Target) -> MachineFacts:
+def read_machine(target: Target) -> MachineFacts:
     # A container's own /proc shows the host's kernel; the host's /proc is not mounted below --root.
     kernel = target.tree if target.recorded else Tree()
     return MachineFacts(
-        kernel=text(kernel, "/proc/sys/kernel/osrelease") or _of_version(text(kernel, "/proc/version")),
-        product=text(target.tree, "/sys/class/dmi/id/product_name"),
-        boot_id=text(kernel, "/proc/sys/kernel/random/boot_id"),
+        kernel=small_text(kernel, "/proc/sys/kernel/osrelease")
+        or _of_version(small_text(kernel, "/proc/version")),
+        product=small_text(target.tree, "/sys/class/dmi/id/product_name"),
+        boot_id=small_text(kernel, "/proc/sys/kernel/random/boot_id"),
         now=None if target.recorded else time.time(),
         synchronized=None if target.recorded else _synchronized(),
     )
 
 
-def findings(machine: MachineFacts, config: Config) -> Iterator[Finding]:
+def machine_findings(machine: MachineFacts, config: Config) -> Iterator[Finding]:
     yield _kernel(machine.kernel)
     name = prefix(config, machine.product)
     product = machine.product or "no product name in the firmware"
     if config.resource_prefix == "auto" and name == FALLBACK_PREFIX:
-        yield TOPIC.note("product_unknown", f"{product}: resources are named {name}/...")
+        yield MACHINE_TOPIC.note("product_unknown", f"{product}: resources are named {name}/...")
     else:
-        yield TOPIC.ok("product", f"{product}: resources are named {name}/...")
+        yield MACHINE_TOPIC.ok("product", f"{product}: resources are named {name}/...")
     if machine.now is not None and machine.now < _RELEASED:
         then = time.strftime("%Y-%m-%d", time.gmtime(machine.now))
-        yield TOPIC.fix("clock_unset", f"the clock shows {then}, a time in the past")
+        yield MACHINE_TOPIC.fix("clock_unset", f"the clock shows {then}, a time in the past")
     elif machine.synchronized is False:
-        yield TOPIC.note("clock_unsynchronized", "the kernel's clock is not synchronized")
+        yield MACHINE_TOPIC.note("clock_unsynchronized", "the kernel's clock is not synchronized")
     elif machine.synchronized:
-        yield TOPIC.ok("clock", "synchronized")
+        yield MACHINE_TOPIC.ok("clock", "synchronized")
     if machine.boot_id is None:
-        yield TOPIC.warn("boot_id_unreadable", "the boot ID cannot be read")
+        yield MACHINE_TOPIC.warn("boot_id_unreadable", "the boot ID cannot be read")
     else:
-        yield TOPIC.ok("boot_id", machine.boot_id)
+        yield MACHINE_TOPIC.ok("boot_id", machine.boot_id)
 
 
 def _kernel(release: str | None) -> Finding:
     running = version(release)
     if running is None:
-        return TOPIC.note("kernel", f"kernel release {release or 'unknown'}")
+        return MACHINE_TOPIC.note("kernel", f"kernel release {release or 'unknown'}")
     if running < (4, 18):
-        return TOPIC.warn("kernel_old", f"Linux {release}")
+        return MACHINE_TOPIC.warn("kernel_old", f"Linux {release}")
     if running < (5, 14):
-        return TOPIC.note("kernel_old", f"Linux {release}")
-    return TOPIC.ok("kernel", f"Linux {release}")
+        return MACHINE_TOPIC.note("kernel_old", f"Linux {release}")
+    return MACHINE_TOPIC.ok("kernel", f"Linux {release}")
 
 
 def _of_version(text: str | None) -> str | None:

@@ -10,9 +10,9 @@ from nodeagent.doctor.reads import Target
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.sharing.mps_files import MpsFiles
-from nodeagent.sharing.mps_watch import NOT_YET
+from nodeagent.sharing.mps_watch import MPS_NOT_YET
 
-TOPIC = Topic(
+MPS_TOPIC = Topic(
     "mps",
     "MPS",
     {
@@ -50,7 +50,7 @@ class MpsFacts:
     error: str = ""
 
 
-def read(target: Target) -> MpsFacts:
+def read_mps(target: Target) -> MpsFacts:
     config = target.config
     shared = any(
         isinstance(entry, GpuMemResource) and entry.enforcement == "mps" for entry in config.resources
@@ -67,22 +67,24 @@ def read(target: Target) -> MpsFacts:
     for uuid in wanted:
         state = states.get(uuid)
         ready = state is not None and state.pid is not None
-        obstacles.append((uuid, (state.obstacle if state is not None else "") or ("" if ready else NOT_YET)))
+        obstacles.append(
+            (uuid, (state.obstacle if state is not None else "") or ("" if ready else MPS_NOT_YET))
+        )
     return MpsFacts(runs, tuple(obstacles))
 
 
-def findings(facts: MpsFacts) -> Iterator[Finding]:
+def mps_findings(facts: MpsFacts) -> Iterator[Finding]:
     if facts.runs is None:
         return
     if facts.error:
-        yield TOPIC.note("mps_unreadable", facts.error)
+        yield MPS_TOPIC.note("mps_unreadable", facts.error)
     elif not facts.runs:
-        yield TOPIC.fix("mps_not_running", "`nodeagent mps` does not run on this node")
+        yield MPS_TOPIC.fix("mps_not_running", "`nodeagent mps` does not run on this node")
     elif not facts.gpus:
-        yield TOPIC.warn("mps_not_asked", "no agent has named a GPU that needs an MPS daemon")
+        yield MPS_TOPIC.warn("mps_not_asked", "no agent has named a GPU that needs an MPS daemon")
     else:
         sick = [(uuid, obstacle) for uuid, obstacle in facts.gpus if obstacle]
         for uuid, obstacle in sick:
-            yield TOPIC.fix("mps_daemon", f"{uuid}: {obstacle}")
+            yield MPS_TOPIC.fix("mps_daemon", f"{uuid}: {obstacle}")
         if not sick:
-            yield TOPIC.ok("mps", f"the MPS daemons of {count(len(facts.gpus), 'GPU')} are ready")
+            yield MPS_TOPIC.ok("mps", f"the MPS daemons of {count(len(facts.gpus), 'GPU')} are ready")

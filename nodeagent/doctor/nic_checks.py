@@ -12,8 +12,8 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.stored_file import StoredFile
 from nodeagent.config.formats import index_range
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import Target, text
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened_list
+from nodeagent.doctor.reads import Target, small_text
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function
 from nodeagent.health.link_modes import ports_in_another_mode
@@ -35,7 +35,7 @@ from nodeagent.sources.machine_access import permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities, with_permanent_macs
 from nodeagent.sources.pci_source import PciFacts, scan
 
-TOPIC = Topic(
+NICS_TOPIC = Topic(
     "nics",
     "NICS",
     {
@@ -182,7 +182,7 @@ class NicFacts:
         return [function for function in self.facts.functions if function.parent is None]
 
 
-async def read(target: Target) -> NicFacts:
+async def read_nics(target: Target) -> NicFacts:
     tree = target.tree
     facts = scan(tree)
     pfs = [function for function in facts.functions if function.parent is None]
@@ -192,7 +192,7 @@ async def read(target: Target) -> NicFacts:
         domains={
             pf.pci_address: kind
             for pf in pfs
-            if (kind := text(tree, f"/sys/bus/pci/devices/{pf.pci_address}/iommu_group/type"))
+            if (kind := small_text(tree, f"/sys/bus/pci/devices/{pf.pci_address}/iommu_group/type"))
         },
         flags={} if target.recorded else _flags(pfs),
         namespace_netdevs=None if target.recorded else _here(),
@@ -234,7 +234,9 @@ def _shared_subnets(tree: Tree, netdevs: Collection[str | None]) -> dict[str, tu
     found: dict[str, set[str]] = {}
     for ifindex, interfaces in of.items():
         name = names.get(ifindex, "")
-        strict = (text(tree, f"/proc/sys/net/ipv4/conf/{one}/arp_ignore") or "0" for one in ("all", name))
+        strict = (
+            small_text(tree, f"/proc/sys/net/ipv4/conf/{one}/arp_ignore") or "0" for one in ("all", name)
+        )
         if name in netdevs and all(value == "0" for value in strict):
             for one in interfaces:
                 if one.version == 4:
@@ -242,7 +244,7 @@ def _shared_subnets(tree: Tree, netdevs: Collection[str | None]) -> dict[str, tu
     return {subnet: tuple(sorted(of)) for subnet, of in found.items() if len(of) > 1}
 
 
-def findings(nics: NicFacts, config: Config, heard: Collection[str] = ()) -> Iterator[Finding]:
+def nic_findings(nics: NicFacts, config: Config, heard: Collection[str] = ()) -> Iterator[Finding]:
     """``heard``: links that receive LLDP, whose firmware therefore consumes no frames."""
     yield from _sriov(nics, config)
     yield from _of_config(nics, config)
@@ -253,7 +255,7 @@ def findings(nics: NicFacts, config: Config, heard: Collection[str] = ()) -> Ite
     if config.lldp.source != "none":
         yield from _firmware(nics, config, heard)
     for sentence in nics.facts.unreadable:
-        yield TOPIC.warn("nic_unreadable", sentence)
+        yield NICS_TOPIC.warn("nic_unreadable", sentence)
 
 
 def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
@@ -261,14 +263,16 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
     wants = any(isinstance(entry, VfResource) for entry in config.resources)
     if not able:
         if wants:
-            yield TOPIC.note("sriov_absent", f"none of {count(len(nics.pfs), 'PF')} has an SR-IOV capability")
+            yield NICS_TOPIC.note(
+                "sriov_absent", f"none of {count(len(nics.pfs), 'PF')} has an SR-IOV capability"
+            )
         return
     made, possible = sum(pf.num_vfs or 0 for pf in able), sum(pf.total_vfs or 0 for pf in able)
-    yield TOPIC.ok(
+    yield NICS_TOPIC.ok(
         "sriov", f"{len(able)} of {count(len(nics.pfs), 'PF')} have SR-IOV, {made} of {possible} VFs exist"
     )
     if wants and not made:
-        yield TOPIC.warn("vfs_none", f"no VFs on {shortened(_names(able))}")
+        yield NICS_TOPIC.warn("vfs_none", f"no VFs on {shortened_list(_names(able))}")
 
 
 def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
@@ -283,8 +287,8 @@ def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
         and not any(offers_vfs_of(entry, pf, links[pf.pci_address]) for entry in entries)
     ]
     if left:
-        yield TOPIC.note(
-            "default_route", f"{shortened(_names(left))} has the default route and is not offered"
+        yield NICS_TOPIC.note(
+            "default_route", f"{shortened_list(_names(left))} has the default route and is not offered"
         )
     too_many: dict[str, None] = {}
     differ: dict[str, None] = {}
@@ -298,13 +302,13 @@ def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
             elif pf.num_vfs is not None and pf.num_vfs != entry.count:
                 differ[f"{name} has {pf.num_vfs}, {entry.count} are configured"] = None
     for sentence in too_many:
-        yield TOPIC.fix("vfs_too_many", sentence)
+        yield NICS_TOPIC.fix("vfs_too_many", sentence)
     if differ:
-        yield TOPIC.warn("vfs_differ", shortened(list(differ)))
+        yield NICS_TOPIC.warn("vfs_differ", shortened_list(list(differ)))
     unbound = [vf for vf in nics.facts.functions if vf.parent and vf.driver is None]
     if unbound:
-        yield TOPIC.warn(
-            "vf_unbound", f"{count(len(unbound), 'VF')} without a driver: {shortened(_names(unbound))}"
+        yield NICS_TOPIC.warn(
+            "vf_unbound", f"{count(len(unbound), 'VF')} without a driver: {shortened_list(_names(unbound))}"
         )
 
 
@@ -324,14 +328,14 @@ def _unreachable(nics: NicFacts, config: Config) -> Iterator[Finding]:
     ]
     nameless = [vf for vf in vfs if vf.mac is not None and not vf.mac.strip("0:")]
     if without and config.health.vf_guids == "required":
-        say = TOPIC.fix if _offers_none_with_guid(nics, config, vfs) else TOPIC.warn
+        say = NICS_TOPIC.fix if _offers_none_with_guid(nics, config, vfs) else NICS_TOPIC.warn
         yield say("vf_guid_missing", _vfs_are(without, "without a GUID"))
     if disabled:
-        yield TOPIC.warn("vf_link_disabled", _vfs_are(disabled, "with the link state disable"))
+        yield NICS_TOPIC.warn("vf_link_disabled", _vfs_are(disabled, "with the link state disable"))
     if inactive:
-        yield TOPIC.warn("vf_port_inactive", _vfs_are(inactive, "with a port that is not active"))
+        yield NICS_TOPIC.warn("vf_port_inactive", _vfs_are(inactive, "with a port that is not active"))
     if nameless:
-        yield TOPIC.warn("vf_mac_missing", _vfs_are(nameless, "without a MAC address"))
+        yield NICS_TOPIC.warn("vf_mac_missing", _vfs_are(nameless, "without a MAC address"))
 
 
 def _offers_none_with_guid(nics: NicFacts, config: Config, vfs: list[Function]) -> bool:
@@ -360,7 +364,7 @@ def _offers_none_with_guid(nics: NicFacts, config: Config, vfs: list[Function]) 
 
 
 def _vfs_are(vfs: list[Function], what: str) -> str:
-    return f"{count(len(vfs), 'VF')} {what}: {shortened(_names(vfs))}"
+    return f"{count(len(vfs), 'VF')} {what}: {shortened_list(_names(vfs))}"
 
 
 def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
@@ -368,7 +372,7 @@ def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
         vfio = any(e.vf_driver == "vfio-pci" for e in config.resources if isinstance(e, VfResource)) or any(
             entry.driver == "vfio-pci" for entry in config.vfs
         )
-        say = TOPIC.fix if vfio else TOPIC.note
+        say = NICS_TOPIC.fix if vfio else NICS_TOPIC.note
         yield say(
             "iommu_off",
             "no IOMMU group: " + ("vfio-pci is configured" if vfio else "vfio-pci is not configured"),
@@ -377,26 +381,32 @@ def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
     translated = [pf for pf in nics.pfs if nics.domains.get(pf.pci_address, "").startswith("DMA")]
     if translated:
         kinds = sorted({nics.domains[pf.pci_address] for pf in translated})
-        yield TOPIC.note(
-            "iommu_translated", f"{shortened(_names(translated))} in IOMMU domains of type {', '.join(kinds)}"
+        yield NICS_TOPIC.note(
+            "iommu_translated",
+            f"{shortened_list(_names(translated))} in IOMMU domains of type {', '.join(kinds)}",
         )
     else:
-        yield TOPIC.ok("iommu", count(nics.iommu_groups, "IOMMU group"))
+        yield NICS_TOPIC.ok("iommu", count(nics.iommu_groups, "IOMMU group"))
 
 
 def _hardware(nics: NicFacts) -> Iterator[Finding]:
     for _, sentence in ports_in_another_mode(nics.pfs, nics.facts.links, nics.facts.gpus):
-        yield TOPIC.warn("link_mode_differs", sentence)
+        yield NICS_TOPIC.warn("link_mode_differs", sentence)
     bare = [pf for pf in nics.pfs if pf.rdma is not None and pf.netdev is None and not pf.missing]
     if bare:
-        yield TOPIC.note("netdev_absent", f"no netdev, so no transceiver is read: {shortened(_names(bare))}")
+        yield NICS_TOPIC.note(
+            "netdev_absent", f"no netdev, so no transceiver is read: {shortened_list(_names(bare))}"
+        )
     for subnet, netdevs in sorted(nics.shared_subnets.items()):
-        yield TOPIC.warn("rails_share_subnet", f"{shortened(netdevs)} are in {subnet} with arp_ignore=0")
+        yield NICS_TOPIC.warn(
+            "rails_share_subnet", f"{shortened_list(netdevs)} are in {subnet} with arp_ignore=0"
+        )
     if nics.namespace_netdevs is not None:
         away = [pf for pf in nics.pfs if pf.netdev and pf.netdev not in nics.namespace_netdevs]
         if away:
-            yield TOPIC.fix(
-                "network_namespace", f"{shortened(_names(away))}: in sysfs, but not in this network namespace"
+            yield NICS_TOPIC.fix(
+                "network_namespace",
+                f"{shortened_list(_names(away))}: in sysfs, but not in this network namespace",
             )
 
 
@@ -406,17 +416,19 @@ def _rdma(nics: NicFacts, config: Config) -> Iterator[Finding]:
     for pf in mute:
         if pf.pci_address in shared:
             owner = shared[pf.pci_address]
-            yield TOPIC.ok(
+            yield NICS_TOPIC.ok(
                 "rdma_lag",
                 f"{pf.netdev} has no RDMA device of its own: {owner} is that of its bond (RoCE LAG)",
             )
     alone = [pf for pf in mute if pf.pci_address not in shared]
     if alone:
-        yield TOPIC.note("rdma_missing", f"no RDMA device on {shortened(_names(alone))}")
+        yield NICS_TOPIC.note("rdma_missing", f"no RDMA device on {shortened_list(_names(alone))}")
     offers = any(isinstance(entry, VfResource) for entry in config.resources)
     able = any(vf.rdma is not None for vf in nics.facts.functions if vf.parent is not None)
     if offers and able and not nics.rdma_cm:
-        yield TOPIC.warn("rdma_cm_missing", f"the host has no {RDMA_CM}: the module rdma_ucm is not loaded")
+        yield NICS_TOPIC.warn(
+            "rdma_cm_missing", f"the host has no {RDMA_CM}: the module rdma_ucm is not loaded"
+        )
 
 
 def _lag_device(pf: Function, nics: NicFacts) -> str | None:
@@ -441,9 +453,9 @@ def _firmware(nics: NicFacts, config: Config, heard: Collection[str]) -> Iterato
         ]
         if speaking:
             setting = "off" if bad else "on"
-            yield TOPIC.warn(
+            yield NICS_TOPIC.warn(
                 "firmware_lldp",
-                f"{driver}: the firmware's LLDP agent runs on {shortened(_names(speaking))}",
+                f"{driver}: the firmware's LLDP agent runs on {shortened_list(_names(speaking))}",
                 f"ethtool --set-priv-flags {speaking[0].netdev} {flag} {setting}, for each of them",
             )
     unknown = [
@@ -455,11 +467,11 @@ def _firmware(nics: NicFacts, config: Config, heard: Collection[str]) -> Iterato
     ]
     if unknown:
         drivers = ", ".join(sorted({pf.driver or "" for pf in unknown}))
-        names = f"{drivers}: {shortened(_names(unknown))}"
+        names = f"{drivers}: {shortened_list(_names(unknown))}"
         if config.lldp.transmit:
-            yield TOPIC.warn("firmware_lldp_unknown", f"lldp.transmit is on; {names}")
+            yield NICS_TOPIC.warn("firmware_lldp_unknown", f"lldp.transmit is on; {names}")
         else:
-            yield TOPIC.note("firmware_lldp_unknown", names)
+            yield NICS_TOPIC.note("firmware_lldp_unknown", names)
 
 
 def _names(functions: Iterable[Function]) -> list[str]:
@@ -503,10 +515,10 @@ class StoredNics:
     prefixes: frozenset[str] = frozenset()
 
 
-def read_stored(target: Target) -> StoredNics:
+def read_stored_nics(target: Target) -> StoredNics:
     folder = target.tree.path(target.config.health.state_directory)
     rails = RailMemory(folder)
-    names = (*rails.content.names, *(StoredFile(folder, slice_sizes.FORM).read() or {}))
+    names = (*rails.content.names, *(StoredFile(folder, slice_sizes.SIZES_FORM).read() or {}))
     prefixes = frozenset(name.rpartition("/")[0] for name in names) - {""}
     macs = None if target.recorded else permanent_macs(target.tree)
     return StoredNics(rails.content.numbering, rails.known_nics(target.config.resources), macs, prefixes)

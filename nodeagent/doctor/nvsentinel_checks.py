@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic
-from nodeagent.doctor.kubelet_checks import connects
+from nodeagent.doctor.kubelet_checks import has_listener
 from nodeagent.doctor.reads import Target
 
-TOPIC = Topic(
+NVSENTINEL_TOPIC = Topic(
     "nvsentinel",
     "NVSENTINEL",
     {
@@ -33,19 +33,19 @@ class NvSentinelFacts:
     listens: bool = False
 
 
-def read(target: Target) -> NvSentinelFacts:
+def read_nvsentinel(target: Target) -> NvSentinelFacts:
     configured = target.config.nv_sentinel.socket
     if configured is None or target.recorded:
         return NvSentinelFacts()
     path = target.tree.path(configured)
-    return NvSentinelFacts(str(path), path.exists(), connects(path))
+    return NvSentinelFacts(str(path), path.exists(), has_listener(path))
 
 
-def findings(facts: NvSentinelFacts) -> Iterator[Finding]:
+def nvsentinel_findings(facts: NvSentinelFacts) -> Iterator[Finding]:
     if facts.socket is None:
         return
     if facts.listens:
-        yield TOPIC.ok("nvsentinel", f"a platform connector listens on {facts.socket}")
+        yield NVSENTINEL_TOPIC.ok("nvsentinel", f"a platform connector listens on {facts.socket}")
     else:
         reason = "no process listens on it" if facts.exists else "it does not exist"
-        yield TOPIC.warn("nvsentinel_absent", f"{facts.socket}: {reason}")
+        yield NVSENTINEL_TOPIC.warn("nvsentinel_absent", f"{facts.socket}: {reason}")

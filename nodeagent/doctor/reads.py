@@ -1,7 +1,7 @@
 """The machine to check, and reads of it that run side by side, each with its own time limit.
 
 A call into a driver that never answers cannot be ended from outside. So each read has a daemon thread with its own
-event loop, and ``run`` does not wait for threads that are late. An exception of a read is its outcome.
+event loop, and ``run_reads`` does not wait for threads that are late. An exception of a read is its outcome.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Target:
     device_plugins_dir: Path | None = None
 
 
-def text(tree: Tree, path: str) -> str | None:
+def small_text(tree: Tree, path: str) -> str | None:
     """The content of a small file without the space around it; ``None`` if it is absent, empty or cannot be read."""
     return (SysfsScan(tree).read(tree.text, path) or "").strip() or None
 
@@ -75,7 +75,7 @@ class ReadOutcome:
     hung_s: float | None = None
 
 
-def run(tasks: Mapping[str, ReadTask]) -> dict[str, ReadOutcome]:
+def run_reads(tasks: Mapping[str, ReadTask]) -> dict[str, ReadOutcome]:
     """All outcomes, in the order of the tasks."""
     done: queue.SimpleQueue[tuple[str, ReadOutcome]] = queue.SimpleQueue()
     began = time.monotonic()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened_list
 from nodeagent.doctor.reads import Target, is_socket
 from nodeagent.facts import cdi
 from nodeagent.facts.model import Gpu
@@ -28,7 +28,7 @@ _OWN_SPEC = (
 )
 """NVIDIA's tool does not write our kinds."""
 
-TOPIC = Topic(
+RUNTIME_TOPIC = Topic(
     "runtime",
     "CONTAINER RUNTIME",
     {
@@ -147,7 +147,7 @@ class RuntimeFacts:
 # --- reading --------------------------------------------------------------------------------------------
 
 
-def read(target: Target) -> RuntimeFacts:
+def read_runtimes(target: Target) -> RuntimeFacts:
     tree = target.tree
     crio = [
         path
@@ -291,16 +291,16 @@ def _texts(value: object) -> tuple[str, ...] | None:
 # --- findings -------------------------------------------------------------------------------------------
 
 
-def findings(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def runtime_findings(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     for runtime in facts.settings:
         if runtime.broken is not None:
-            yield TOPIC.fix("runtime_config_broken", runtime.broken)
+            yield RUNTIME_TOPIC.fix("runtime_config_broken", runtime.broken)
     readable = [runtime for runtime in facts.settings if runtime.broken is None]
     if facts.running or readable:
         files = ", ".join(runtime.file for runtime in readable) or "no configuration found"
-        yield TOPIC.ok("runtime", f"{', '.join(facts.running) or 'no socket found'}; {files}")
+        yield RUNTIME_TOPIC.ok("runtime", f"{', '.join(facts.running) or 'no socket found'}; {files}")
     if not readable and not any(runtime.broken for runtime in facts.settings):
-        yield TOPIC.note("runtime_unseen", "no configuration of containerd or CRI-O found")
+        yield RUNTIME_TOPIC.note("runtime_unseen", "no configuration of containerd or CRI-O found")
     strategies = {entry.device_list_strategy for entry in config.resources}
     if "cdi" in strategies:
         yield from _cdi_on(readable, config)
@@ -310,7 +310,7 @@ def findings(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterat
         and readable
         and not any("nvidia" in h for runtime in readable for h in runtime.handlers)
     ):
-        yield TOPIC.fix("nvidia_runtime_absent", f"{readable[0].file} has no runtime named nvidia")
+        yield RUNTIME_TOPIC.fix("nvidia_runtime_absent", f"{readable[0].file} has no runtime named nvidia")
     yield from _of_specs(facts)
 
 
@@ -320,14 +320,14 @@ def _cdi_on(readable: Iterable[RuntimeSettings], config: Config) -> Iterator[Fin
     )
     for runtime in readable:
         if runtime.cdi is False:
-            yield TOPIC.fix("cdi_off", f"{runtime.file}: enable_cdi = false")
+            yield RUNTIME_TOPIC.fix("cdi_off", f"{runtime.file}: enable_cdi = false")
         elif runtime.cdi is None and (runtime.version or 0) < 3:
-            yield TOPIC.note(
+            yield RUNTIME_TOPIC.note(
                 "cdi_maybe_off", f"{runtime.file} does not set enable_cdi and has version {runtime.version}"
             )
         folders = [_canonical(folder) for folder in runtime.folders or CDI_FOLDERS]
         if writes and runtime.cdi is not False and _canonical(config.cdi.directory) not in folders:
-            yield TOPIC.fix(
+            yield RUNTIME_TOPIC.fix(
                 "cdi_folder_unread", f"{runtime.file} reads {', '.join(folders) or 'no directory'}"
             )
 
@@ -345,24 +345,28 @@ def _defined(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterat
     defined = {name for spec in facts.specs if spec.kind == VENDOR_KIND for name in spec.devices}
     missing = [gpu.uuid for gpu in gpus if gpu.uuid not in defined]
     if not missing:
-        yield TOPIC.ok("cdi", f"{VENDOR_KIND} defines {count(len(gpus), 'GPU')} by UUID")
+        yield RUNTIME_TOPIC.ok("cdi", f"{VENDOR_KIND} defines {count(len(gpus), 'GPU')} by UUID")
     elif config.cdi.generate:
-        yield TOPIC.ok(
+        yield RUNTIME_TOPIC.ok(
             "cdi",
             f"the agent writes {cdi.GPU_KIND} to {config.cdi.directory}: no vendor spec defines the GPUs",
         )
     else:
-        yield TOPIC.fix("cdi_undefined", f"no spec of {VENDOR_KIND} defines {shortened(missing, 2)}")
+        yield RUNTIME_TOPIC.fix(
+            "cdi_undefined", f"no spec of {VENDOR_KIND} defines {shortened_list(missing, 2)}"
+        )
 
 
 def _of_specs(facts: RuntimeFacts) -> Iterator[Finding]:
     definers: dict[tuple[str, str], list[str]] = {}
     for spec in facts.specs:
         if spec.broken is not None:
-            yield TOPIC.warn("cdi_broken", f"{spec.path}: {spec.broken}")
+            yield RUNTIME_TOPIC.warn("cdi_broken", f"{spec.path}: {spec.broken}")
         if spec.missing:
             remedy = _OWN_SPEC if spec.kind in (cdi.GPU_KIND, cdi.VF_KIND) else ""
-            yield TOPIC.fix("cdi_stale", f"{spec.path}: {shortened(spec.missing, 2)}: missing", remedy)
+            yield RUNTIME_TOPIC.fix(
+                "cdi_stale", f"{spec.path}: {shortened_list(spec.missing, 2)}: missing", remedy
+            )
         folder = _canonical(spec.path.rpartition("/")[0])
         for device in spec.devices:
             definers.setdefault((folder, f"{spec.kind}={device}"), []).append(spec.path)
@@ -371,7 +375,9 @@ def _of_specs(facts: RuntimeFacts) -> Iterator[Finding]:
         if len(paths) > 1:
             clashes.setdefault(tuple(paths), []).append(device)
     for files, devices in clashes.items():
-        yield TOPIC.fix("cdi_conflict", f"{' and '.join(files)} both define {shortened(devices, 2)}")
+        yield RUNTIME_TOPIC.fix(
+            "cdi_conflict", f"{' and '.join(files)} both define {shortened_list(devices, 2)}"
+        )
 
 
 def _canonical(folder: str) -> str:

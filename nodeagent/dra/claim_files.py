@@ -33,7 +33,7 @@ from nodeagent.base.file_writing import (
     unwritable_because,
 )
 from nodeagent.base.regular_file import read_regular
-from nodeagent.base.stored_file import SIZE_MAX, StoredForm
+from nodeagent.base.stored_file import STORED_SIZE_MAX, StoredForm
 from nodeagent.dra.claim_preparation import CDI_KIND, valid_uid
 from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.facts import cdi
@@ -57,7 +57,7 @@ class _Record(msgspec.Struct, frozen=True):
     claim: PreparedClaim
 
 
-FORM = StoredForm(
+CLAIM_FORM = StoredForm(
     name="claims/UID.json",
     type=_Record,
     content="record of a prepared claim",
@@ -129,7 +129,7 @@ class ClaimFiles:
             document = cdi.spec(CDI_KIND, claim.edits)
             if len(_ANNOTATION) + len(text) <= ANNOTATIONS_MAX:
                 document["annotations"] = {_ANNOTATION: text.decode()}
-            _replace(self._spec(claim.uid), cdi.text(document).encode(), **PUBLIC)
+            _replace(self._spec(claim.uid), cdi.spec_text(document).encode(), **PUBLIC)
             self._device_info.write(claim.device_info)
         self.written[claim.uid] = claim.allocation
 
@@ -167,9 +167,9 @@ class ClaimFiles:
     def write_record(self, claim: PreparedClaim) -> bytes:
         """Write the record alone, and return its text: what is made for the claim afterwards is known from then on.
         Raises ``OSError``."""
-        text = FORM.encode(_Record(self._boot_id, claim))
-        if len(text) > SIZE_MAX:  # it could not be read again
-            reason = f"the claim needs {len(text)} bytes, more than {SIZE_MAX}; use several claims"
+        text = CLAIM_FORM.encode(_Record(self._boot_id, claim))
+        if len(text) > STORED_SIZE_MAX:  # it could not be read again
+            reason = f"the claim needs {len(text)} bytes, more than {STORED_SIZE_MAX}; use several claims"
             raise OSError(errno.EFBIG, reason, str(self._record(claim.uid)))
         _replace(self._record(claim.uid), text, durable=True)
         return text
@@ -222,14 +222,14 @@ class ClaimFiles:
         Raises ``OSError`` if the machine has no memory or descriptors to read it: the record is good.
         """
         try:
-            return FORM.decode(read_regular(path, SIZE_MAX))
+            return CLAIM_FORM.decode(read_regular(path, STORED_SIZE_MAX))
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             if isinstance(error, OSError) and error.errno in _EXHAUSTED:
                 raise
             reason = getattr(error, "strerror", None) or str(error)
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
-            document = json.loads(read_regular(self._spec(uid), SIZE_MAX))
-            record = FORM.decode(document["annotations"][_ANNOTATION])
+            document = json.loads(read_regular(self._spec(uid), STORED_SIZE_MAX))
+            record = CLAIM_FORM.decode(document["annotations"][_ANNOTATION])
             log.warning(
                 "The record of a prepared claim is damaged; the copy in its CDI spec is used. file=%s reason=%r",
                 path,

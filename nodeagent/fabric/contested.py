@@ -24,7 +24,7 @@ from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.reports import CompactReport, LinkSlot, Shape, SwitchAnnouncement
-from nodeagent.fabric.switch_keys import full, short
+from nodeagent.fabric.switch_keys import full_key, short
 from nodeagent.fabric.switch_names import overlap
 
 Named = tuple[str, str]
@@ -81,7 +81,7 @@ def _of_several_names(shapes: Collection[Shape], generic: Collection[str]) -> di
 def _named(slot: LinkSlot, generic: Collection[str]) -> Named:
     if slot.neighbor is None:
         return ("", "")
-    whole = full(slot.neighbor.name)
+    whole = full_key(slot.neighbor.name)
     name = short(whole)
     return (slot.neighbor.chassis, "" if whole in generic or name in generic else name)
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 _API_VERSION = "topology.volcano.sh/v1alpha1"
-KIND = "HyperNode"
+HYPERNODE_KIND = "HyperNode"
 NVLINK, LEAF = 0, 1
 """The tiers of NVLink domains and of leaf groups. The numbers that Volcano gets may be shifted by one."""
 TIER_NAMES = ("nvlink", "leaf", "spine", "core")
@@ -25,11 +25,11 @@ OURS = "nodeagent"
 SWITCHES = "nodeagent.io/switches"
 RAILS = "nodeagent.io/rails"
 DERIVED_FROM = "nodeagent.io/derived-from"
-ALIASES = "nodeagent.io/aliases"
+ALIASES_ANNOTATION = "nodeagent.io/aliases"
 NVLINK_DOMAIN = "nodeagent.io/nvlink-domain"
 
 _OWN_LABELS = frozenset((SOURCE_LABEL, OWNER_LABEL, FABRIC_LABEL, _TIER_LABEL))
-OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES, NVLINK_DOMAIN))
+OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES_ANNOTATION, NVLINK_DOMAIN))
 _MEMBER_BYTES = 69
 """Measured for an exact-match member with a name of 20 characters."""
 BYTES_MAX = 1_400_000
@@ -116,9 +116,9 @@ def render(hypernode: HyperNode) -> dict[str, Any]:
     if hypernode.annotations:
         metadata["annotations"] = dict(hypernode.annotations)
     members = [_member("Node", name) for name in hypernode.nodes]
-    members += [_member(KIND, name) for name in hypernode.children]
+    members += [_member(HYPERNODE_KIND, name) for name in hypernode.children]
     spec = {"tier": hypernode.tier, "tierName": hypernode.tier_name, "members": members}
-    return {"apiVersion": _API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+    return {"apiVersion": _API_VERSION, "kind": HYPERNODE_KIND, "metadata": metadata, "spec": spec}
 
 
 def _member(kind: str, name: str) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _decode(raw: bytes) -> HyperNode:
         raise HyperNodeError(str(error)) from None
 
 
-def convert(document: Any, *, lax: bool = False) -> HyperNode:
+def convert_hypernode(document: Any, *, lax: bool = False) -> HyperNode:
     """Convert a parsed YAML or JSON document; ``lax`` if all its scalars are text. Raises ``HyperNodeError``."""
     try:
         return value_of(msgspec.convert(document, HyperNodeObject, strict=not lax))

@@ -13,7 +13,7 @@ from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import (
-    ALIASES,
+    ALIASES_ANNOTATION,
     BYTES_MAX,
     LEAF,
     RAILS,
@@ -99,7 +99,10 @@ class LeafObjects:
             if (lost or fewer) and self._has_link_without_neighbor(members):
                 switches.update(lost)
                 rails = max(rails, int(before)) if fewer else rails
-        texts = {ALIASES: ",".join(self._aliases(switches, old)), SWITCHES: ",".join(sorted(switches))}
+        texts = {
+            ALIASES_ANNOTATION: ",".join(self._aliases(switches, old)),
+            SWITCHES: ",".join(sorted(switches)),
+        }
         if rails > 1:
             texts[RAILS] = str(rails)
         return tuple(sorted((key, text) for key, text in texts.items() if text))

@@ -18,7 +18,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.fabric.nodelinks import Wire
 
-MAINTENANCE = "nodeagent.io/maintenance"
+MAINTENANCE_LABEL = "nodeagent.io/maintenance"
 ENTRIES_MAX, SERIES_MAX = 64, 20_000
 NAME_MAX, TEXT_MAX = 64, 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

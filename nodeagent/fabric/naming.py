@@ -17,7 +17,7 @@ from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.switch_keys import digest, plain
 
-NAME_MAX = 63
+HYPERNODE_NAME_MAX = 63
 _SLUG_MAX = 30
 _NUMBERS = re.compile(r"[0-9]+")
 
@@ -42,9 +42,9 @@ class GroupNames:
         self.groups: dict[str, SwitchGroup] = {}
         inhabited = {group: None for group in groups if group.voters or group.forced}
         forced = frozenset(node for group in inhabited for node in group.forced)
-        matched = match({group: _claims(group, published, forced) for group in inhabited}, _anchor)
+        matched = match_names({group: _claims(group, published, forced) for group in inhabited}, _anchor)
         for group in sorted(inhabited, key=_anchor):
-            name = matched.get(group) or name_of(
+            name = matched.get(group) or free_name(
                 fabric,
                 LEAF + tier_offset,
                 _namesake(group),
@@ -97,7 +97,7 @@ def member_claims(members: Iterable[str], placed: Mapping[str, str]) -> Claims:
     return {name: (count, 0) for name, count in counts.items()}
 
 
-def name_of(fabric: str, tier: int, anchor: str, taken: Callable[[str], bool], slug: str = "") -> str:
+def free_name(fabric: str, tier: int, anchor: str, taken: Callable[[str], bool], slug: str = "") -> str:
     """A free name of at most 63 characters: ``nodeagent-t<tier>-<slug>-<digest>``. ``tier`` is Volcano's number.
 
     The slug is by default made of the ``anchor``, the digest always.
@@ -111,7 +111,7 @@ def name_of(fabric: str, tier: int, anchor: str, taken: Callable[[str], bool], s
     raise AssertionError(f"all names for {slug} are taken")
 
 
-def match(claims: Mapping[G, Mapping[str, tuple[int, int]]], order: Callable[[G], str]) -> dict[G, str]:
+def match_names(claims: Mapping[G, Mapping[str, tuple[int, int]]], order: Callable[[G], str]) -> dict[G, str]:
     """The published name of each group. ``claims[group][name]`` counts (shared members, shared switches).
 
     The largest claim wins first. Every group and every name is matched at most once.

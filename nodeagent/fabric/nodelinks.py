@@ -13,7 +13,7 @@ import msgspec
 from nodeagent.facts.port_names import port_name
 
 API_VERSION = "nodeagent.io/v1alpha1"
-KIND = "NodeLinks"
+NODELINKS_KIND = "NodeLinks"
 NOT_UP = frozenset(("down", "missing", "unknown", "unused"))
 """The states of a link that passes no traffic, or of which it is not known. A link in any other state is up."""
 
@@ -185,7 +185,7 @@ class NodeLinks(Wire, frozen=True, kw_only=True):
 _DECODER = msgspec.json.Decoder(NodeLinks)
 
 
-def decode(raw: bytes) -> NodeLinks:
+def decode_nodelinks(raw: bytes) -> NodeLinks:
     """Decode an object's JSON. Raises ``ReportError``."""
     try:
         return _DECODER.decode(raw)
@@ -193,7 +193,7 @@ def decode(raw: bytes) -> NodeLinks:
         raise ReportError(str(error)) from None
 
 
-def convert(document: Any, *, lax: bool = False) -> NodeLinks:
+def convert_nodelinks(document: Any, *, lax: bool = False) -> NodeLinks:
     """Convert a parsed YAML or JSON document; ``lax`` if all its scalars are text. Raises ``ReportError``."""
     try:
         return msgspec.convert(document, NodeLinks, strict=not lax)

@@ -21,7 +21,7 @@ from nodeagent.fabric.anomaly_texts import names_of
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.hypernode import NVLINK, NVLINK_DOMAIN, HyperNode, labels_of, tier_name
 from nodeagent.fabric.inputs import Levels
-from nodeagent.fabric.naming import match, name_of
+from nodeagent.fabric.naming import free_name, match_names
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
@@ -113,14 +113,14 @@ class NvlinkTier:
                 for name, count in shared.items()
                 if 2 * count >= members.size[name] or own[name].note(NVLINK_DOMAIN) == domain
             }
-        matched = match(claims, str)
+        matched = match_names(claims, str)
         names: dict[str, str] = {}
         taken: set[str] = set()
         for domain, nodes in sorted(reported.items()):
             name = matched.get(domain)
             if len(nodes) + unknown.get(name or "", 0) < LEAST:
                 continue
-            names[domain] = name or name_of(
+            names[domain] = name or free_name(
                 self._rules.fabric,
                 NVLINK + self._rules.tier_offset,
                 domain,

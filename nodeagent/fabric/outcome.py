@@ -169,10 +169,10 @@ class PlanOutcome:
 def link_state(report: CompactReport, link: str) -> str:
     """The state of a link of the tree's fabric in a report."""
     states = {slot.link: letter for slot, letter in zip(report.shape, report.states, strict=False)}
-    return state_of(states.get(link, UNKNOWN_LETTER))
+    return state_of_letter(states.get(link, UNKNOWN_LETTER))
 
 
-def state_of(letter: str) -> str:
+def state_of_letter(letter: str) -> str:
     """The state in ``CompactReport.states``."""
     return _STATES[letter]
 

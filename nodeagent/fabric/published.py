@@ -9,7 +9,15 @@ from itertools import pairwise, takewhile
 from msgspec.structs import replace
 
 from nodeagent.fabric.fabric_settings import FabricRules
-from nodeagent.fabric.hypernode import ALIASES, LEAF, NVLINK, TIER_NAMES, HyperNode, Texts, tier_name
+from nodeagent.fabric.hypernode import (
+    ALIASES_ANNOTATION,
+    LEAF,
+    NVLINK,
+    TIER_NAMES,
+    HyperNode,
+    Texts,
+    tier_name,
+)
 from nodeagent.fabric.inputs import KnownLabels
 from nodeagent.fabric.switch_keys import short
 
@@ -151,6 +159,6 @@ def tree_of_labels(nodes: Mapping[str, KnownLabels], rules: FabricRules) -> dict
 
 def parse_aliases(hypernode: HyperNode | None) -> dict[str, str]:
     """Current switch name → key, from an object's annotation."""
-    text = "" if hypernode is None else hypernode.note(ALIASES)
+    text = "" if hypernode is None else hypernode.note(ALIASES_ANNOTATION)
     pairs = (pair.partition("=") for pair in text.split(",") if pair)
     return {short(name): key for name, _, key in pairs if name and key}

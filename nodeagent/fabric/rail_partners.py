@@ -13,7 +13,7 @@ import msgspec
 
 from nodeagent.fabric.nodelinks import API_VERSION, Metadata, ReportError, Wire
 
-KIND = "RailPartners"
+PARTNERS_KIND = "RailPartners"
 LEAF, ACROSS = "leaf", "across"
 """The scopes of a partner: below the same leaf, or below another one."""
 RAILS_MAX = 128
@@ -79,7 +79,7 @@ def rail_partners_of(document: Any, *, lax: bool = False) -> RailPartners:
 def rail_partners_object(partners: RailPartners) -> dict[str, Any]:
     """The object to apply, without its owner."""
     made: dict[str, Any] = msgspec.to_builtins(partners)
-    return {"apiVersion": API_VERSION, "kind": KIND, **made}
+    return {"apiVersion": API_VERSION, "kind": PARTNERS_KIND, **made}
 
 
 def of_a_host(address: IPv4Address | IPv6Address) -> bool:

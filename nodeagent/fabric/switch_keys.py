@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 
 
 @lru_cache(maxsize=_CACHED)
-def full(name: str) -> str:
+def full_key(name: str) -> str:
     """The key of a system name, with its domain."""
     return safe_key(name).rstrip(".")
 

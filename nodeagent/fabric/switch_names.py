@@ -22,7 +22,7 @@ from typing import NamedTuple
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import SWITCH_GUID, SwitchAnnouncement, shown
-from nodeagent.fabric.switch_keys import ADDRESS, CHASSIS, address_key, chassis_key, full, short
+from nodeagent.fabric.switch_keys import ADDRESS, CHASSIS, address_key, chassis_key, full_key, short
 
 _RECORD_SPARE = 4096
 
@@ -78,12 +78,12 @@ class SwitchNames:
 
     def key_of(self, name: str) -> str:
         """The key of the switch that uses this system name."""
-        whole = full(name)
+        whole = full_key(name)
         announcements = self._by_name.get(short(whole), ())
         keys = (
             self.keys[announcement]
             for announcement in announcements
-            if full(announcement.name) == whole and announcement in self.keys
+            if full_key(announcement.name) == whole and announcement in self.keys
         )
         return min(keys, default=short(whole))
 
@@ -137,7 +137,7 @@ class SwitchNames:
 
     def _name(self, announcement: SwitchAnnouncement) -> str:
         """The short name, or ``=`` and the chassis ID where the name is none or a factory default."""
-        whole = full(announcement.name)
+        whole = full_key(announcement.name)
         name = short(whole)
         if not name or whole in self._generic or name in self._generic:
             return f"={announcement.chassis}"
@@ -177,7 +177,7 @@ class SwitchNames:
             if known and not known.startswith((CHASSIS, ADDRESS)):
                 self._assign((announcement,), known)
             else:
-                by_name.setdefault(full(announcement.name), []).append(announcement)
+                by_name.setdefault(full_key(announcement.name), []).append(announcement)
         for name, announcements in sorted(by_name.items()):
             self._assign_separately(name, announcements, is_generic=True)
 
@@ -288,7 +288,7 @@ class SwitchNames:
         """By short name, unless several domains use it."""
         by_full: dict[str, list[SwitchAnnouncement]] = {}
         for announcement in announcements:
-            by_full.setdefault(full(announcement.name), []).append(announcement)
+            by_full.setdefault(full_key(announcement.name), []).append(announcement)
         if len(by_full) == 1 or len(by_full.keys() - {name}) == 1:
             yield name, tuple(announcements)
             return

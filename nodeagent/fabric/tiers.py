@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, TIER_NAMES, HyperNode, labels_of, tier_name
-from nodeagent.fabric.naming import match, member_claims, name_of
+from nodeagent.fabric.naming import free_name, match_names, member_claims
 from nodeagent.fabric.outcome import Breaker
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
@@ -270,11 +270,11 @@ class _Tier:
     ) -> Placement:
         """Name the groups and place the items in them."""
         claims = {group: member_claims(group.members, self._members.placed) for group in groups}
-        matched = match(claims, lambda group: group.anchor or min(group.members))
+        matched = match_names(claims, lambda group: group.anchor or min(group.members))
         targets: dict[str, str] = {}
         for group in sorted(groups, key=lambda group: (group.anchor, min(group.members))):
             anchor = self._rules.fabric if len(groups) == 1 else group.anchor
-            name = matched.get(group) or name_of(
+            name = matched.get(group) or free_name(
                 self._rules.fabric,
                 self._tier + self._rules.tier_offset,
                 anchor,

@@ -12,9 +12,9 @@ from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, Path, did_you_mean, quote
 from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.setting import Settings, listed, setting
-from nodeagent.config.settings_file import Remark, read_settings, unsaid
+from nodeagent.config.settings_file import KeyRemark, read_settings, unsaid
 from nodeagent.fabric.known_neighbors import NO_NEIGHBORS, KnownNeighbors
-from nodeagent.fabric.switch_keys import address_key, chassis_key, full
+from nodeagent.fabric.switch_keys import address_key, chassis_key, full_key
 
 _VALUES_MAX = 500_000
 _MANY = 100_000
@@ -100,7 +100,7 @@ class FabricTopology(Settings, frozen=True, kw_only=True):
     groups: Annotated[tuple[GroupEntry, ...], setting("Known leaf groups.", max_length=_MANY)] = ()
 
 
-def load_topology(text: str, *, name: str, remark: Remark = unsaid) -> Topology:
+def load_topology(text: str, *, name: str, remark: KeyRemark = unsaid) -> Topology:
     """The topology in a file's text. Raises ``ConfigError`` with all faults of the file."""
     topology, _ = read_settings(
         text,
@@ -127,7 +127,7 @@ def switch_key(name: str) -> str:
         return chassis_key(chassis.replace(":", "=", 1))
     if kind == "address" and chassis:
         return address_key(chassis)
-    return full(name)
+    return full_key(name)
 
 
 def _conflicts(topology: FabricTopology) -> Iterator[Conflict]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from nodeagent.fabric.reports import SwitchAnnouncement
-from nodeagent.fabric.switch_keys import chassis_key, full, short
+from nodeagent.fabric.switch_keys import chassis_key, full_key, short
 
 MANAGEMENT_PORTS = ("mgmt*", "Mgmt*", "management*", "Management*", "eth0", "em0", "me0", "fxp0", "oob*")
 
@@ -102,12 +102,12 @@ def is_same(known: KnownSwitch, name: str, chassis: str) -> bool:
         return True
     if chassis and chassis in known.chassis:
         return True
-    names = {short(full(known_name)) for known_name in known.names} | {known.key}
-    return bool(name) and short(full(name)) in names
+    names = {short(full_key(known_name)) for known_name in known.names} | {known.key}
+    return bool(name) and short(full_key(name)) in names
 
 
 def _forms(name: str) -> tuple[str, ...]:
-    whole = full(name)
+    whole = full_key(name)
     return (name, whole, short(whole))
 
 
@@ -133,19 +133,19 @@ class _NeighborKeys:
         self._ambiguous = _ambiguous_names(neighbors)
         domains: dict[str, set[str]] = {}
         for neighbor in neighbors:
-            whole = full(neighbor.name)
+            whole = full_key(neighbor.name)
             domains.setdefault(short(whole), set()).add(whole)
         self._several_domains = {name for name, wholes in domains.items() if len(wholes - {name}) > 1}
         self._leaf: dict[str, str] = {}
         leaves = tuple(leaves)
         announced = Counter(chassis for leaf in leaves for chassis in leaf.chassis)
         for leaf in leaves:
-            names = {form for name in leaf.names for form in (full(name), short(full(name)))}
+            names = {form for name in leaf.names for form in (full_key(name), short(full_key(name)))}
             own = {chassis for chassis in leaf.chassis if announced[chassis] == 1}
             self._leaf.update(dict.fromkeys((names - generic_names - {""}) | own, leaf.key))
 
     def of(self, neighbor: SwitchNeighbor) -> str:
-        whole = full(neighbor.name)
+        whole = full_key(neighbor.name)
         name = short(whole)
         if (leaf := self._leaf.get(neighbor.chassis)) is not None:
             return leaf
@@ -162,7 +162,7 @@ def _ambiguous_names(neighbors: Iterable[SwitchNeighbor]) -> set[str]:
     """
     ports: dict[str, dict[str, set[str]]] = {}
     for neighbor in neighbors:
-        by_chassis = ports.setdefault(full(neighbor.name), {})
+        by_chassis = ports.setdefault(full_key(neighbor.name), {})
         by_chassis.setdefault(neighbor.chassis, set()).add(neighbor.port)
     ambiguous = set()
     for name, by_chassis in ports.items():

@@ -73,7 +73,7 @@ def spec(
     return document
 
 
-def text(document: Mapping[str, object]) -> str:
+def spec_text(document: Mapping[str, object]) -> str:
     """Return the text of a spec. Equal specs have equal texts, so that an unchanged file is not written."""
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 

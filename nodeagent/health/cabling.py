@@ -45,10 +45,10 @@ class Port(msgspec.Struct, frozen=True):
     port: str
 
 
-Plan = Mapping[str, Port]
+CablesOfNode = Mapping[str, Port]
 """Of one node, by netdev or PCI address."""
 
-EMPTY: Plan = {}
+NO_CABLES: CablesOfNode = {}
 
 
 def of_node(document: object, node: str | None) -> dict[str, Port]:

@@ -29,12 +29,12 @@ from nodeagent.health.judge import DeviceFigures, Judge, JudgedDevice
 from nodeagent.health.record import GpuRecord, MeasuredHold, MeasuredRecord, XidFault
 from nodeagent.health.rule import Measured, Rule
 from nodeagent.health.rules.gpu_rules import (
-    DRIVER,
     EXCLUDED,
     FABRIC_NOT_READY,
     LOST,
     MIG_ENABLED,
     MISMATCH,
+    NVIDIA_DRIVER,
     NVLINK_ERRORS,
     NVLINK_SYMBOL_ERRORS,
     PASSTHROUGH,
@@ -507,7 +507,7 @@ class GpuJudge(Judge[GpuState]):
             address
             for address, function in sorted(bus.items())
             if address not in named
-            and function.driver == DRIVER
+            and function.driver == NVIDIA_DRIVER
             and Whereabouts(True, function).intended is None
         ]
         first, self._hidden = self._hidden is None, tuple(hidden)
@@ -646,7 +646,7 @@ class GpuJudge(Judge[GpuState]):
         """Return the last health. A GPU from the state file without one has its recorded faults."""
         health = self._health.get(uuid) or self.devices[uuid].health(Guard(), uuid)
         health = with_cordon(health, self.cordons.get(uuid))
-        return health if self._driver_failure is None else unknown(health, self._driver_failure)
+        return health if self._driver_failure is None else with_unknown(health, self._driver_failure)
 
     # --- over a restart -------------------------------------------------------------------------------
 
@@ -659,6 +659,6 @@ class GpuJudge(Judge[GpuState]):
         return {uuid: gpu.record() for uuid, gpu in self.devices.items()}
 
 
-def unknown(health: Health, why: str) -> Health:
+def with_unknown(health: Health, why: str) -> Health:
     """Return the health of a GPU while its driver does not answer. ``allocatable`` does not change."""
     return Health(State.UNKNOWN, (Reason("driver_silent", why), *health.reasons), health.allocatable)

@@ -10,12 +10,12 @@ from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, 
 from nodeagent.health.carrier_losses import SETTLE_S
 from nodeagent.health.hold import ceiling
 from nodeagent.health.rule import Rule
-from nodeagent.health.rules import KEYS, NIC_RULES, default
+from nodeagent.health.rules import NIC_RULE_KEYS, NIC_RULES, default
 
 if TYPE_CHECKING:
     RuleKey = str  # mypy accepts only a Literal whose values stand in the source
 else:
-    RuleKey = Literal[KEYS]
+    RuleKey = Literal[NIC_RULE_KEYS]
 
 _Hold = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 Window = Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)]

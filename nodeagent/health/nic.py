@@ -56,7 +56,7 @@ from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
 from nodeagent.health.rule import WARNING, Measured, Rule, gravest
 from nodeagent.health.rules import damping, settling, windows
 from nodeagent.health.rules.links import QUIET_S
-from nodeagent.health.structural import NO_FAULTS, Fault, Faults, name_of, sentence
+from nodeagent.health.structural import NO_FAULTS, Fault, Faults, function_name, sentence
 from nodeagent.measurements.sample import Sample, Source
 
 ROLE_SHARE = 0.75
@@ -203,7 +203,7 @@ class NicState(JudgedDevice):
 
     @property
     def name(self) -> str:
-        return name_of(self.function, self.netdev)
+        return function_name(self.function, self.netdev)
 
     def structural_reason(self, fault: Fault) -> Reason | None:
         return next((reason for reason in self.reasons if reason.key == fault.value), None)
@@ -506,7 +506,7 @@ class NicJudge(Judge[NicState]):
         self._functions: tuple[Function, ...] = ()
         self._faults: Faults = NO_FAULTS
         self._neighbors: dict[str, list[Neighbor]] = {}
-        self._plan: cabling.Plan = {}
+        self._plan: cabling.CablesOfNode = {}
         self._records: dict[str, NicRecord] = {}
         self.planned: Mapping[str, PlannedWork] = {}
         """Work on NICs, by PCI address."""
@@ -570,7 +570,7 @@ class NicJudge(Judge[NicState]):
         for neighbor in neighbors:
             self._neighbors.setdefault(neighbor.link, []).append(neighbor)
 
-    def take_plan(self, plan: cabling.Plan) -> None:
+    def take_plan(self, plan: cabling.CablesOfNode) -> None:
         self._plan = plan
 
     def restore(self, records: Mapping[str, NicRecord]) -> None:

@@ -70,7 +70,7 @@ _encoder = msgspec.json.Encoder()
 _samples = msgspec.json.Decoder(Sample)
 
 
-def encode(content: Header | Sample) -> bytes:
+def encode_recorded(content: Header | Sample) -> bytes:
     """Return one line, with its end."""
     return _encoder.encode(content) + b"\n"
 
@@ -85,7 +85,7 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-def decode(lines: Iterable[bytes]) -> tuple[Header, Iterator[Sample]]:
+def decode_recording(lines: Iterable[bytes]) -> tuple[Header, Iterator[Sample]]:
     """Return the header and an iterator of samples. Lines keep their ends, as in a binary file.
 
     Raises ``RecordingError``, here and from the iterator.

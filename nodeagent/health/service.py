@@ -21,7 +21,7 @@ import msgspec
 
 from nodeagent.facts.card_identity import card_identity, valid_identity
 from nodeagent.facts.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
-from nodeagent.health.cabling import EMPTY, Plan, is_switch
+from nodeagent.health.cabling import NO_CABLES, CablesOfNode, is_switch
 from nodeagent.health.cordons import Cordon, PlannedWork, cordon_reasons
 from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics, explain_unusable
 from nodeagent.health.gpu import GpuJudge, JudgedGpus
@@ -80,7 +80,7 @@ class HealthService:
         self._gpu_records: dict[str, GpuRecord] = {}
         self._unusable: tuple[UnusableGpu, ...] = ()
         self._cordons: tuple[Cordon, ...] = ()
-        self._plan: Plan = EMPTY
+        self._plan: CablesOfNode = NO_CABLES
         self._neighbors: tuple[Neighbor, ...] = ()
         self._logged: set[str] = set()
         """Names in the cabling plan that were logged as unknown."""
@@ -161,7 +161,7 @@ class HealthService:
         self.judge_nics()
         self._log_unknown_names()
 
-    def take_cabling_plan(self, plan: Plan) -> None:
+    def take_cabling_plan(self, plan: CablesOfNode) -> None:
         """The part of the cabling plan for this node."""
         self._plan = plan
         self.nics.take_plan(plan)

@@ -59,7 +59,7 @@ class _File(msgspec.Struct, frozen=True):
     entries: list[_Entry]
 
 
-FORM = StoredForm(
+HEALTH_FORM = StoredForm(
     name="health.json",
     type=_File,
     content="health records",
@@ -75,14 +75,14 @@ class StateFile:
 
     def __init__(self, file: StoredFile[_File] | None = None) -> None:
         """Without ``file`` nothing is written: for a single look and for a replay."""
-        self.file = file or StoredFile(None, FORM)
+        self.file = file or StoredFile(None, HEALTH_FORM)
         self._sections: dict[str, dict[DeviceIdentity, bytes]] = {}
         self._changed = asyncio.Event()
 
     @classmethod
     def open(cls, folder: Path) -> StateFile:
         """Read the state file in this folder, which need not exist. Blocks: call it at the start only."""
-        state_file = cls(StoredFile(folder, FORM))
+        state_file = cls(StoredFile(folder, HEALTH_FORM))
         if (content := state_file.file.read()) is not None:
             for entry in content.entries:
                 device = DeviceIdentity(entry.pci_address, entry.identity)

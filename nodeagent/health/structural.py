@@ -86,7 +86,7 @@ def _of_pf(pf: Function, link: Link | None) -> tuple[Reason, ...]:
     if pf.driver is None:
         return (_reason(Fault.DRIVER_UNBOUND, pf),)
     if link is None:
-        why = f"{name_of(pf)} shows no link here: {pf.driver} has none, or it is in another network namespace"
+        why = f"{function_name(pf)} shows no link here: {pf.driver} has none, or it is in another network namespace"
         return (Reason(Fault.LINK_UNSEEN.value, why),)
     if not link.admin_up and pf.link_type != INFINIBAND:
         return (_reason(Fault.ADMIN_DOWN, pf, link.netdev),)
@@ -103,7 +103,9 @@ def _of_pf(pf: Function, link: Link | None) -> tuple[Reason, ...]:
 def _of_vf(vf: Function, *, has_pf: bool) -> tuple[Reason, ...]:
     reasons = []
     if not has_pf:
-        reasons.append(Reason(Fault.DEVICE_MISSING.value, f"PF {vf.parent} of {name_of(vf)} is missing"))
+        reasons.append(
+            Reason(Fault.DEVICE_MISSING.value, f"PF {vf.parent} of {function_name(vf)} is missing")
+        )
     if vf.driver is None:
         reasons.append(_reason(Fault.DRIVER_UNBOUND, vf))
     elif vf.link_type == INFINIBAND and lacks_guid(vf):
@@ -125,21 +127,21 @@ def _reason(fault: Fault, function: Function, netdev: str | None = None) -> Reas
     return Reason(fault.value, sentence(fault, function, netdev))
 
 
-def name_of(function: Function, netdev: str | None = None) -> str:
+def function_name(function: Function, netdev: str | None = None) -> str:
     kind = "PF" if function.parent is None else "VF"
     return f"{kind} {function.pci_address}" + (f" ({netdev})" if netdev else "")
 
 
 def sentence(fault: Fault, function: Function, netdev: str | None = None) -> str:
     """Return the text of the reason of a fault. ``netdev`` is the last known netdev of a PF."""
-    name = name_of(function, netdev)
+    name = function_name(function, netdev)
     match fault:
         case Fault.DEVICE_MISSING:
-            return f"{name_of(function)} is missing"
+            return f"{function_name(function)} is missing"
         case Fault.NOT_ANSWERING:
             return f"{name} does not answer: reading its files in sysfs hangs"
         case Fault.DRIVER_UNBOUND:
-            return f"{name_of(function)} has no driver"
+            return f"{function_name(function)} has no driver"
         case Fault.ADMIN_DOWN:
             return f"{name} is set down" + (f"; ip link set {netdev} up" if netdev else "")
         case Fault.CARRIER_DOWN:
@@ -147,10 +149,10 @@ def sentence(fault: Fault, function: Function, netdev: str | None = None) -> str
             return f"{name} has {'a port that is not active' if infiniband else 'no carrier'}"
         case Fault.GUID_MISSING:
             how = "set `guid: auto` under vfs and run `nodeagent vfs apply`"
-            return f"{name_of(function)} has no GUID and reaches no peer; {how}"
+            return f"{function_name(function)} has no GUID and reaches no peer; {how}"
         case Fault.IOMMU_GROUP_MISSING:
             return (
-                f"{name_of(function)} is bound to {function.driver} and has no IOMMU group, so no container can have "
+                f"{function_name(function)} is bound to {function.driver} and has no IOMMU group, so no container can have "
                 "it: enable the IOMMU, or the no-IOMMU mode of vfio"
             )
         case Fault.LINK_UNSEEN:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from nodeagent.facts.model import GpuFunction, Health, Reason, State, UnusableGpu
-from nodeagent.health.rules.gpu_rules import DRIVER, LOST, MISMATCH, Whereabouts
+from nodeagent.health.rules.gpu_rules import LOST, MISMATCH, NVIDIA_DRIVER, Whereabouts
 from nodeagent.host.gpu_driver import GpuReading
 
 
@@ -47,7 +47,7 @@ def find_unusable(
     readings = [*unnamed, *incomplete]
     taken = {reading.pci_address for reading in readings}
     # NVML lists GPUs in the order of the bus.
-    places = (f.pci_address for f in left if f.pci_address not in taken and f.driver == DRIVER)
+    places = (f.pci_address for f in left if f.pci_address not in taken and f.driver == NVIDIA_DRIVER)
     found = {
         reading.pci_address or next(places, f"index {reading.index}"): _of_reading(reading)
         for reading in readings

@@ -159,7 +159,7 @@ _FIELDS = {
 }
 
 
-def plausible(
+def plausible_vitals(
     uuid: str,
     values: dict[str, float],
     texts: dict[str, str],
@@ -217,7 +217,7 @@ class VitalsReader:
         processes = None
         if self._processes:
             processes = self._running(handle)
-        return plausible(uuid, values, texts, processes)
+        return plausible_vitals(uuid, values, texts, processes)
 
     def close(self) -> None:
         """Free what the driver keeps for this reader."""

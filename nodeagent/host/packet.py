@@ -41,7 +41,7 @@ _GROUPS = tuple(bytes.fromhex(f"0180c20000{last}") for last in ("0e", "03", "00"
 
 TURN = 16
 RATE = 4000.0
-BURST = 512.0
+BURST_FRAMES = 512.0
 _PAUSE_S = 0.025
 QUEUE = 64 * 1024
 """The value of SO_RCVBUF; the kernel doubles it, which is room for about 150 frames."""
@@ -127,7 +127,7 @@ class LldpSocket:
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._budget = BURST
+        self._budget = BURST_FRAMES
         self._budget_at = self._loop.time()
         self._resume: asyncio.TimerHandle | None = None
         self._closed = False
@@ -205,7 +205,7 @@ class LldpSocket:
     def _allowance(self) -> int:
         """How many frames may be read now. If none, pause the socket."""
         now = self._loop.time()
-        self._budget = min(BURST, self._budget + (now - self._budget_at) * RATE)
+        self._budget = min(BURST_FRAMES, self._budget + (now - self._budget_at) * RATE)
         self._budget_at = now
         if self._budget < 1.0:
             self.paused += 1

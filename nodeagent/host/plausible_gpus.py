@@ -33,7 +33,7 @@ _PROFILE = re.compile(r"[0-9a-z][-+.0-9a-z]{0,22}[0-9a-z]")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
-def plausible(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
+def plausible_gpus(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
     """Return one reading for each reading. One with nonsense keeps its index, and its PCI address if that is sound."""
     readings = tuple(readings)
     uuids = Counter(reading.uuid for reading in readings)
@@ -44,11 +44,11 @@ def plausible(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
     def nonsense(reading: GpuReading) -> Iterator[str]:
         uuid, address, minor, memory = reading.uuid, reading.pci_address, reading.minor, reading.memory_mib
         if uuid is not None and not is_uuid(uuid):
-            yield f"the UUID {shown(uuid)}"
+            yield f"the UUID {quoted(uuid)}"
         elif uuid is not None and uuids[uuid] > 1:
             yield f"the UUID {uuid} of another GPU"
         if address is not None and not is_address(address):
-            yield f"the PCI address {shown(address)}"
+            yield f"the PCI address {quoted(address)}"
         elif address is not None and addresses[address] > 1:
             yield f"the PCI address {address} of another GPU"
         if minor is not None and not 0 <= minor <= _MINOR_MAX:
@@ -59,7 +59,7 @@ def plausible(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
             yield f"{memory} MiB of memory"
         for device in reading.mig_devices or ():
             if not (_MIG_UUID.fullmatch(device.uuid) and _PROFILE.fullmatch(device.profile)):
-                yield f"the MIG device {shown(device.uuid)} with the profile {shown(device.profile)}"
+                yield f"the MIG device {quoted(device.uuid)} with the profile {quoted(device.profile)}"
             elif migs[device.uuid] > 1:
                 yield f"the MIG device {device.uuid} twice"
 
@@ -98,6 +98,6 @@ def is_address(text: str) -> bool:
     return bool(_ADDRESS.fullmatch(text))
 
 
-def shown(text: str) -> str:
+def quoted(text: str) -> str:
     """Return a foreign text for a message: quoted, on one line."""
     return f'"{one_line(text, UUID_MAX, ascii_only=True)}"'

@@ -19,7 +19,7 @@ import msgspec
 
 from nodeagent.base.regular_file import read_regular
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuProcess, GpuReading, GpuVitals
-from nodeagent.host.nvml_vitals import plausible
+from nodeagent.host.nvml_vitals import plausible_vitals
 from nodeagent.host.sysfs import GPUS
 
 PATH = GPUS
@@ -113,7 +113,7 @@ class RecordedGpuDriver:
         recording = self._load()
         recording.fail("vitals")
         return tuple(
-            plausible(
+            plausible_vitals(
                 gpu.uuid,
                 gpu.values,
                 gpu.texts,

@@ -2,7 +2,7 @@
 
 Absent is ``None``, broken is ``SysfsError``: a missing file is an answer, and a file that cannot be read (drivers
 return EIO, EINVAL and EACCES from attributes) is a fault. Symbolic links resolve inside the root, absolute ones
-included, so a captured machine never shows files of the host. ``UNREADABLE`` lists the files that could not be
+included, so a captured machine never shows files of the host. ``UNREADABLE_PATHS`` lists the files that could not be
 read when a machine was captured: they fail here in the same way.
 """
 
@@ -34,7 +34,7 @@ _ATTRIBUTE_MAX = 4096  # an attribute is a page
 
 GPUS = "/.nodeagent/gpus.json"
 """The GPUs of a captured or simulated machine (``recorded_gpus.py``)."""
-UNREADABLE = "/.nodeagent/unreadable"
+UNREADABLE_PATHS = "/.nodeagent/unreadable"
 """Lines of an errno's name, a space and a real path."""
 
 
@@ -51,7 +51,7 @@ class Tree:
         self.hanging: set[str] = set()
         """Paths whose readers hang: further reads fail at once."""
         self._unreadable: dict[str, int] = {}
-        for line in (self.text(UNREADABLE) or "").splitlines() if self._prefix else ():
+        for line in (self.text(UNREADABLE_PATHS) or "").splitlines() if self._prefix else ():
             name, _, path = line.partition(" ")
             self._unreadable[path] = getattr(errno, name, errno.EIO)
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
-TRIES = 3
+ASK_TRIES = 3
 _UP_STATES = (2, 3, 4)
 _LINK_UP = 5
 
@@ -49,7 +49,7 @@ class IbPortState(msgspec.Struct, frozen=True):
 
 
 class UnansweredQuestions(msgspec.Struct, frozen=True):
-    """A port whose peer has not answered: state and LID, how many questions (``TRIES``: it is left alone), and when the
+    """A port whose peer has not answered: state and LID, how many questions (``ASK_TRIES``: it is left alone), and when the
     next one is due."""
 
     state: int | None
@@ -102,8 +102,8 @@ class PortAsking:
         past = self._before
         if past is None or (past.state, past.lid) != (state.state, state.lid) or past.questions < 1:
             return
-        left_alone = past.questions >= TRIES
-        self._unanswered = min(past.questions, TRIES - 1)
+        left_alone = past.questions >= ASK_TRIES
+        self._unanswered = min(past.questions, ASK_TRIES - 1)
         if left_alone:
             self.peer = PeerState.UNRESPONSIVE
         self.due_at = max(now, min(past.due_at, now + self._pace.left_alone_s * 1.1))
@@ -112,7 +112,7 @@ class PortAsking:
         """The questions without an answer, for the next agent; ``None`` if there are none."""
         if self._state is None or self.due_at is None or not self._unanswered:
             return None
-        questions = TRIES if self.peer is PeerState.UNRESPONSIVE else self._unanswered
+        questions = ASK_TRIES if self.peer is PeerState.UNRESPONSIVE else self._unanswered
         return UnansweredQuestions(self._state.state, self._state.lid, questions, self.due_at)
 
     def remove(self) -> None:
@@ -144,9 +144,9 @@ class PortAsking:
             self.due_at = now + pace.again_s * (1 + spread)
             return
         self._unanswered += 1
-        if self._unanswered < TRIES:
+        if self._unanswered < ASK_TRIES:
             self.due_at = now + pace.try_again_s[self._unanswered - 1]
         else:
             # After a day there is one question, not three.
-            self.peer, self._unanswered = PeerState.UNRESPONSIVE, TRIES - 1
+            self.peer, self._unanswered = PeerState.UNRESPONSIVE, ASK_TRIES - 1
             self.due_at = now + pace.left_alone_s * (1 + spread / 10)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from nodeagent.fabric.known_neighbors import KnownNeighbors
 from nodeagent.fabric.nodelinks import LinkNeighbor, ReportedId
 from nodeagent.infiniband.node_names import switch_name
-from nodeagent.infiniband.peer import PORT, SUBTYPES
+from nodeagent.infiniband.peer import PORT_NUMBER, SUBTYPES
 from nodeagent.infiniband.smp import NodeType
 from nodeagent.lldp.escaping import raw_of
 
@@ -97,7 +97,7 @@ def _adapters(text: str) -> Iterator[tuple[int, str, str, LinkNeighbor]]:
             guid, switch, switch_port, description = port.groups()
             neighbor = LinkNeighbor(
                 chassis_id=ReportedId(subtype=SUBTYPES[NodeType.SWITCH], value=switch),
-                port_id=ReportedId(subtype=PORT, value=switch_port),
+                port_id=ReportedId(subtype=PORT_NUMBER, value=switch_port),
                 system_name=switch_name(raw_of(description)) if description else None,
             )
             yield number, guid.rjust(16, "0"), adapter, neighbor

@@ -19,7 +19,7 @@ from nodeagent.infiniband.smp import NodeInfo, NodeType, guid_text
 from nodeagent.lldp.escaping import printable, text_of
 from nodeagent.lldp.link_remarks import NO_NEIGHBOR
 
-PORT = "port-number"
+PORT_NUMBER = "port-number"
 SUBTYPES = {
     NodeType.CHANNEL_ADAPTER: "hca-guid",
     NodeType.SWITCH: "switch-guid",
@@ -62,7 +62,7 @@ def with_description(peer: Peer, before: Peer | None) -> Peer:
     return peer
 
 
-def neighbors_of(ports: Iterable[AskedPort], names: NameMap) -> tuple[Neighbor, ...]:
+def infiniband_neighbors(ports: Iterable[AskedPort], names: NameMap) -> tuple[Neighbor, ...]:
     """One neighbor for each port whose peer has answered, sorted by link. It is stale while the link is down, and
     while the peer does not answer."""
     found = (
@@ -81,7 +81,7 @@ def _neighbor_of(link: str, peer: Peer, names: NameMap, *, stale: bool = False) 
     return Neighbor(
         link=link,
         chassis_id=Identifier(SUBTYPES[info.node_type], guid_text(info.node_guid)),
-        port_id=Identifier(PORT, str(info.local_port)),
+        port_id=Identifier(PORT_NUMBER, str(info.local_port)),
         system_name=names.get(info.node_guid) or own_name(description),
         system_description=printable(text_of(description)) or None,
         capabilities=_CAPABILITIES[info.node_type],

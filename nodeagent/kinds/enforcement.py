@@ -23,7 +23,7 @@ from typing import Literal
 
 from nodeagent.facts.model import Snapshot
 
-Level = Literal["none", "env", "nvml-limits", "mps", "evict"]
+EnforcementLevel = Literal["none", "env", "nvml-limits", "mps", "evict"]
 Enforcement = Literal["auto", "none", "env", "nvml-limits", "mps", "evict"]
 
 LIMITS_DRIVER = 615
@@ -40,7 +40,7 @@ def missing_for_env(snapshot: Snapshot) -> str | None:
     return "the host has no cgroup v2" if snapshot.limit_support.cgroup2 is False else None
 
 
-def missing(enforcement: Enforcement, snapshot: Snapshot) -> str | None:
+def lacking_for(enforcement: Enforcement, snapshot: Snapshot) -> str | None:
     """Return why a node cannot enforce as configured; ``None`` if it can."""
     support = snapshot.limit_support
     match enforcement:
@@ -53,7 +53,7 @@ def missing(enforcement: Enforcement, snapshot: Snapshot) -> str | None:
     return None
 
 
-def level_of(enforcement: Enforcement, snapshot: Snapshot) -> Level:
+def level_of(enforcement: Enforcement, snapshot: Snapshot) -> EnforcementLevel:
     """Return the level in force on this node."""
     if enforcement != "auto":
         return enforcement

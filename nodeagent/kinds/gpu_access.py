@@ -20,7 +20,7 @@ from nodeagent.kinds import DeviceKind, distance
 
 _Strategy = Literal["cdi", "envvar"]
 
-CDI_KIND = "nvidia.com/gpu"
+NVIDIA_CDI_KIND = "nvidia.com/gpu"
 """The kind of the specs that NVIDIA's container toolkit writes."""
 
 CONTROL_NODES = (
@@ -46,7 +46,7 @@ class GpuKind(DeviceKind, frozen=True):
     gpus: frozenset[str] | None = None
     strategy: _Strategy = "cdi"
     pass_device_nodes: bool = False
-    cdi_kind: str = CDI_KIND
+    cdi_kind: str = NVIDIA_CDI_KIND
     control_nodes: tuple[str, ...] = CONTROL_NODES
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
@@ -100,7 +100,7 @@ def entry(gpu: Gpu, ids: tuple[str, ...], health: Health) -> Devices:
     return Devices(gpu.uuid, ids, () if gpu.numa_node is None else (gpu.numa_node,), health)
 
 
-MIG_MINORS = "/proc/driver/nvidia-caps"
+NVIDIA_CAPS = "/proc/driver/nvidia-caps"
 """The folder with the numbers of the device nodes of MIG devices."""
 
 

@@ -30,7 +30,7 @@ from nodeagent.kinds import (
     unknown,
 )
 from nodeagent.kinds.device_list_size import list_refusal
-from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
+from nodeagent.kinds.enforcement import Enforcement, EnforcementLevel, lacking_for, level_of, sets_variables
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import Preferred
 
@@ -104,11 +104,11 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
 
     def lacking(self, snapshot: Snapshot) -> str | None:
         """Return why the configured enforcement is not possible, if it is not."""
-        if self.selects(snapshot) and (lacking := missing(self.enforcement, snapshot)) is not None:
+        if self.selects(snapshot) and (lacking := lacking_for(self.enforcement, snapshot)) is not None:
             return f"enforcement {self.enforcement} is not possible on this node: {lacking}"
         return None
 
-    def level(self, snapshot: Snapshot) -> Level:
+    def level(self, snapshot: Snapshot) -> EnforcementLevel:
         return level_of(self.enforcement, snapshot)
 
     def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:

@@ -19,7 +19,7 @@ from nodeagent.facts.model import Gpu, Health, MigDevice, Reason, Snapshot, Stat
 from nodeagent.kinds import Question, Refused, distance, gpu_access, obstacle, requested, unknown
 
 NO_NODES = (
-    f"the device nodes of the MIG device are not known; mount {gpu_access.MIG_MINORS} of the host for the agent "
+    f"the device nodes of the MIG device are not known; mount {gpu_access.NVIDIA_CAPS} of the host for the agent "
     "(overlays/mig)"
 )
 

@@ -8,7 +8,7 @@ import msgspec
 from nodeagent.config.setting import (
     RATE_MAX,
     Count,
-    Driver,
+    DriverName,
     Glob,
     GpuTemplate,
     Hex4,
@@ -331,7 +331,7 @@ class VfsEntry(Settings, frozen=True, kw_only=True):
     ]
     count: Annotated[Count, setting("Number of VFs of each PF; 0 removes them.")]
     mtu: Annotated[Mtu | None, setting("MTU of the PF in bytes.")] = None
-    driver: Annotated[Driver | None, setting("Driver to bind the VFs to: vfio-pci, mlx5_core.")] = None
+    driver: Annotated[DriverName | None, setting("Driver to bind the VFs to: vfio-pci, mlx5_core.")] = None
     trust: Annotated[
         bool | None, setting("true: the VF may change its MAC address and enter promiscuous mode.")
     ] = None

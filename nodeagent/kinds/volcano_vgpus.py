@@ -31,7 +31,7 @@ from nodeagent.kinds import (
     unhealthy,
     unknown,
 )
-from nodeagent.kinds.enforcement import Level, level_of
+from nodeagent.kinds.enforcement import EnforcementLevel, level_of
 from nodeagent.kinds.gpu_memory import GpuMemory
 
 NUMBER, MEMORY, CORES = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores"
@@ -191,7 +191,7 @@ class VgpuParts(DeviceKind, frozen=True):
     def obstacle(self, snapshot: Snapshot) -> str | None:
         return self.memory.obstacle(snapshot)
 
-    def level(self, snapshot: Snapshot) -> Level | None:
+    def level(self, snapshot: Snapshot) -> EnforcementLevel | None:
         if self.part != "memory":
             return None
         # The holdings of this resource do not name a GPU, so the agent sets no limit of a cgroup.

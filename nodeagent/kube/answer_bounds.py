@@ -45,7 +45,7 @@ def check_encoding(request: ApiRequest, headers: Mapping[str, str]) -> None:
         raise ApiError(request.verb, request.path, 200, "Broken", message)
 
 
-def decode(request: ApiRequest, body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_answer(request: ApiRequest, body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode the answer of a call, or an event of a watch. Raises ``ApiError``."""
     most = LIST_VALUES_MAX if request.verb == "list" else OBJECT_VALUES_MAX
     # A value takes two bytes or more. The texts are looked for only if the count with them exceeds the limit: that

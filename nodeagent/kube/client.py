@@ -371,7 +371,7 @@ class ApiClient:
         return decoder
 
     def _decode(self, request: ApiRequest, body: bytearray, type_: type[U]) -> U:
-        decoded: U = answer_bounds.decode(request, body, self._decoder(type_))
+        decoded: U = answer_bounds.decode_answer(request, body, self._decoder(type_))
         return decoded
 
 

@@ -35,7 +35,7 @@ _BACKOFF_FIRST_S = 1.0
 _BACKOFF_MAX_S = 60.0
 SHORT_S = 1.0
 """A watch that ends sooner counts as a failure; else a server that ends each watch at once would cause a busy loop."""
-QUIET_S = 10.0
+WATCH_QUIET_S = 10.0
 """The same for a watch without an event. Real servers end a watch after minutes, proxies end an idle one after tens of
 seconds."""
 
@@ -114,7 +114,7 @@ class Reflector(Generic[U]):
                 await self._watch_or_doubt()
                 self._succeeded("watch")
                 quiet = self._answered_at == before and not self._doubted.is_set()
-                failed, wait = time.monotonic() - began < (QUIET_S if quiet else SHORT_S), None
+                failed, wait = time.monotonic() - began < (WATCH_QUIET_S if quiet else SHORT_S), None
             except ApiError as error:
                 failed, wait = True, error.retry_after_s
                 if error.gone:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from nodeagent.kube.answer_bounds import decode
+from nodeagent.kube.answer_bounds import decode_answer
 from nodeagent.kube.failure import ApiError, error_of_event
 from nodeagent.kube.resource import Partial, WatchEvent, metadata
 from nodeagent.kube.transport import ApiCall, Transport
@@ -99,14 +99,14 @@ class WatchStream(Generic[T]):
 
     def _event(self, line: bytes) -> WatchEvent[T]:
         request = self._call.request
-        outer = decode(request, line, _LINE)
+        outer = decode_answer(request, line, _LINE)
         if outer.type == "ERROR":
             raise error_of_event(request, outer.object)
         body = bytes(outer.object)
         if outer.type == "BOOKMARK":
-            version = decode(request, body, _BOOKMARK).metadata.resource_version
+            version = decode_answer(request, body, _BOOKMARK).metadata.resource_version
             return WatchEvent(outer.type, None, version or "")
-        obj = decode(request, body, self._decoder)
+        obj = decode_answer(request, body, self._decoder)
         return WatchEvent(outer.type, obj, metadata(obj).resource_version or "")
 
     def _pass(self, event: WatchEvent[T] | Exception | None, size: int, *, last: bool = False) -> None:

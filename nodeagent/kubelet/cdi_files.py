@@ -57,7 +57,7 @@ class CdiSpecFiles:
             specs[cdi.GPU_KIND] = gpu_access.cdi_devices(snapshot)
         if specs != self._specs:  # rendered only if they changed: every snapshot waits for this
             self._wanted = {
-                name: cdi.text(cdi.spec(name, content.devices, content.shared))
+                name: cdi.spec_text(cdi.spec(name, content.devices, content.shared))
                 for name, content in specs.items()
                 if content.devices
             }

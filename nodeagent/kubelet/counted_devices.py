@@ -19,12 +19,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
-LOOK_S = 20.0
-AGAIN_S = 3.0
+COUNT_LOOK_S = 20.0
+SECOND_LOOK_S = 3.0
 """To the second look. The kubelet takes milliseconds for a message, and 80,000 devices some hundred."""
 OWN_IDS_S = 30.0
-"""IDs that are all ours, or none, mostly mean a kubelet that has not taken our last message yet. With ``LOOK_S`` and
-``AGAIN_S`` another plugin that offers some of them, or that has come and gone, is told within a minute."""
+"""IDs that are all ours, or none, mostly mean a kubelet that has not taken our last message yet. With ``COUNT_LOOK_S`` and
+``SECOND_LOOK_S`` another plugin that offers some of them, or that has come and gone, is told within a minute."""
 
 
 class Verdict(Enum):
@@ -90,7 +90,9 @@ class Observed(Protocol):
     def observe(self, counted: Mapping[str, frozenset[str]], asked_at: float) -> bool: ...
 
 
-async def watch(socket: Path, plugins: Observed, *, look_s: float = LOOK_S, again_s: float = AGAIN_S) -> None:
+async def watch_counts(
+    socket: Path, plugins: Observed, *, look_s: float = COUNT_LOOK_S, again_s: float = SECOND_LOOK_S
+) -> None:
     """Tell the plugins what the kubelet counts, until cancelled. A kubelet without an answer is no evidence."""
     from nodeagent.kubelet import holdings  # noqa: PLC0415 - protobuf: 24 ms and 1.2 MiB
 

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Health, Reason, State
 
-API_VERSION = "v1beta1"
+PLUGIN_API_VERSION = "v1beta1"
 PLUGIN_OPTIONS = b"\x10\x01"
 """DevicePluginOptions with get_preferred_allocation_available alone."""
 
-MISSING = Health(
+MISSING_DEVICE = Health(
     State.DOWN, (Reason("device_missing", "the device is no longer found on this node"),), allocatable=False
 )
 
@@ -61,7 +61,7 @@ class DeviceList:
             del self._known[id_]
         self.left |= leaving
         if unknown or leaving or not _same_ids(devices, self._offered):
-            self._known.update((id_, Devices("", (id_,), (), MISSING)) for id_ in unknown)
+            self._known.update((id_, Devices("", (id_,), (), MISSING_DEVICE)) for id_ in unknown)
             for entry in devices:
                 self._known.update(dict.fromkeys(entry.ids, entry))
             self._missing = self._find_missing(devices)
@@ -97,7 +97,9 @@ class DeviceList:
         for id_, entry in self._known.items():
             if id_ not in offered:
                 lost.setdefault((entry.parent, entry.numa_nodes), []).append(id_)
-        missing = tuple(Devices(parent, tuple(ids), numa, MISSING) for (parent, numa), ids in lost.items())
+        missing = tuple(
+            Devices(parent, tuple(ids), numa, MISSING_DEVICE) for (parent, numa), ids in lost.items()
+        )
         for entry in missing:
             self._known.update(dict.fromkeys(entry.ids, entry))
         return missing
@@ -109,7 +111,7 @@ class DeviceList:
             return kept[1]
         if len(self._segments) > 4 * len(self.devices) + 64:
             self._segments.clear()
-        segment = encode(entry)
+        segment = encode_devices(entry)
         # The tuple is kept beside its bytes: while it lives, no other tuple has its id().
         self._segments[key] = (entry.ids, segment)
         return segment
@@ -119,7 +121,7 @@ def _same_ids(a: tuple[Devices, ...], b: tuple[Devices, ...]) -> bool:
     return len(a) == len(b) and all(x.ids is y.ids or x.ids == y.ids for x, y in zip(a, b, strict=True))
 
 
-def encode(entry: Devices) -> bytes:
+def encode_devices(entry: Devices) -> bytes:
     """Encode ``Devices`` as repeated field 1 of ListAndWatchResponse (v1beta1): Device{ID 1, health 2, topology 3}.
 
     Without protobuf, whose import would delay registration; the tests compare the bytes with protobuf's.
@@ -142,7 +144,7 @@ def encode(entry: Devices) -> bytes:
 
 def register_request(endpoint: str, resource: str) -> bytes:
     """Encode RegisterRequest (v1beta1): version 1, endpoint 2, resource_name 3, options 4."""
-    fields = (API_VERSION.encode(), endpoint.encode(), resource.encode(), PLUGIN_OPTIONS)
+    fields = (PLUGIN_API_VERSION.encode(), endpoint.encode(), resource.encode(), PLUGIN_OPTIONS)
     return b"".join(
         bytes([number << 3 | 2]) + _varint(len(field)) + field for number, field in enumerate(fields, 1)
     )

@@ -33,7 +33,7 @@ def _in_order(notes: _Notes) -> bytes:
     return msgspec.json.encode(notes) + b"\n"
 
 
-FORM = StoredForm(
+REQUESTS_FORM = StoredForm(
     name="requests.json",
     type=_Notes,
     content="sizes of requests",
@@ -117,7 +117,7 @@ class RequestNotes:
 
     def __init__(self, folder: Path | None = None) -> None:
         """Read the file of an earlier agent. Blocks. Without a folder nothing is kept."""
-        self.file = StoredFile(folder, FORM)
+        self.file = StoredFile(folder, REQUESTS_FORM)
         self._changed = asyncio.Event()
         self._requests = {
             resource: GrownRequests(notes, self._changed.set)

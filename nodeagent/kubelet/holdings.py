@@ -22,7 +22,7 @@ from nodeagent.base.backoff import Backoff
 from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 
-__all__ = ["EMPTY_STANDS_S", "PodResourcesError", "offered", "once", "settled", "watch"]
+__all__ = ["EMPTY_STANDS_S", "PodResourcesError", "offered", "once", "settled", "watch_holdings"]
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ async def offered(socket: Path) -> dict[str, tuple[str, ...]]:
     return await PodResources(socket).offered()
 
 
-async def watch(
+async def watch_holdings(
     socket: Path,
     publish: Callable[[tuple[Holding, ...], tuple[ClaimUser, ...]], object],
     mark_stale: Callable[[str], object],

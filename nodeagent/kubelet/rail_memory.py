@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 CHECKPOINT = "kubelet_internal_checkpoint"
 _LOOK_S = 2.0
 """Below the kubelet's folder."""
-ENTRIES_MAX = 16
+RAIL_ENTRIES_MAX = 16
 _VERSION = 1
 
 
@@ -78,7 +78,7 @@ class RailsFile(msgspec.Struct, frozen=True):
         return {entry.select: entry.rails for entry in self.entries}
 
 
-FORM = StoredForm(
+RAILS_FORM = StoredForm(
     name="rails.json",
     type=RailsFile,
     content="rails of NICs",
@@ -103,7 +103,7 @@ class RailMemory:
 
         ``checkpoint`` is that of the kubelet, if it gets devices. ``read_holdings`` asks for a reading now.
         """
-        self.file = StoredFile(folder, FORM)
+        self.file = StoredFile(folder, RAILS_FORM)
         content = self.file.read()
         self.lost = content is None
         """There is no file of an earlier agent that can be read."""
@@ -259,7 +259,7 @@ class RailMemory:
         """The entries in force first, then those that were in force before."""
         order = dict.fromkeys((*in_force, *self.content.numbering, *numbering))
         entries = (NumberedSelection(key, rails) for key in order if (rails := numbering.get(key)))
-        return tuple(entries)[:ENTRIES_MAX]
+        return tuple(entries)[:RAIL_ENTRIES_MAX]
 
     def _nics(
         self, numbering: Numbering, in_force: Sequence[Selection], snapshot: Snapshot

@@ -22,12 +22,12 @@ from msgspec.structs import replace
 
 from nodeagent.base.backoff import next_wait_s
 
-SETTLE_S = 0.1
+REGISTRATION_SETTLE_S = 0.1
 """Up to 1.36 the kubelet drops the *new* client of a resource when it sees the end of the old stream."""
 RETRY_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
-"""A registration that lasted this long and was lost is renewed after ``SETTLE_S``."""
+"""A registration that lasted this long and was lost is renewed after ``REGISTRATION_SETTLE_S``."""
 
 NOT_YET = "not registered yet"
 
@@ -113,10 +113,10 @@ class Registration(msgspec.Struct, frozen=True):
                 return replace(self, stage=Stage.REGISTERED, reason="")
             case Event.LOST, (Stage.REGISTERED | Stage.TAKEN):
                 lasted = now - self.accepted_at >= STEADY_S
-                settle_s = next_wait_s(0.0 if lasted else self.settle_s, SETTLE_S, PAUSE_MAX_S)
+                settle_s = next_wait_s(0.0 if lasted else self.settle_s, REGISTRATION_SETTLE_S, PAUSE_MAX_S)
                 return replace(self, stage=Stage.CLOSING, reason=reason, settle_s=settle_s)
             case ((Event.LOST | Event.WITHDRAWN), (Stage.REGISTERED | Stage.TAKEN | Stage.UNREGISTERED)):
-                settle_s, reason = self.settle_s or SETTLE_S, self.reason or NOT_YET
+                settle_s, reason = self.settle_s or REGISTRATION_SETTLE_S, self.reason or NOT_YET
                 return replace(self, stage=Stage.CLOSING, reason=reason, settle_s=settle_s)
             case Event.CLOSED, Stage.CLOSING:
                 return replace(self, stage=Stage.SETTLING, not_before=now + self.settle_s)

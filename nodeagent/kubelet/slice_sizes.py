@@ -30,7 +30,7 @@ from nodeagent.kinds import DeviceKind
 log = logging.getLogger(__name__)
 
 _Sizes = dict[str, Annotated[int, msgspec.Meta(ge=1)]]
-FORM = StoredForm(
+SIZES_FORM = StoredForm(
     name="slices.json", type=_Sizes, content="slice sizes", loss="a changed sliceMiB is not noticed"
 )
 
@@ -47,7 +47,7 @@ class SliceSizes:
 
     def __init__(self, folder: Path) -> None:
         """Read the file of an earlier agent. Blocks."""
-        self.file = StoredFile(folder, FORM)
+        self.file = StoredFile(folder, SIZES_FORM)
         self.in_force: dict[str, int] = self.file.read() or {}
         self._kept: dict[str, KeptSize] = {}
         self._waiting: set[str] = set()

@@ -47,7 +47,7 @@ def mac(raw: bytes) -> str:
     return raw.hex(":")
 
 
-def address(family: int, raw: bytes) -> str:
+def address_text(family: int, raw: bytes) -> str:
     """A network address in the notation of its family; in hex for a wrong length or an unknown family."""
     if family == 1 and len(raw) == 4:
         return str(ipaddress.IPv4Address(raw))

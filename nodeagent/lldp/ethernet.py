@@ -6,8 +6,8 @@ import msgspec
 
 from nodeagent.lldp.lldpdu import LldpError
 
-LLDP = 0x88CC
-_UNTAGGED = LLDP.to_bytes(2, "big")
+LLDP_ETHERTYPE = 0x88CC
+_UNTAGGED = LLDP_ETHERTYPE.to_bytes(2, "big")
 _TAGS = frozenset((0x8100, 0x88A8, 0x9100))  # 802.1Q, 802.1ad, and QinQ before the standard
 _TAGS_MAX = 4
 
@@ -36,7 +36,7 @@ def parse_frame(data: bytes) -> Frame:
     if len(data) < 14:
         raise LldpError(f"an Ethernet frame of {len(data)} octets, 14 needed", 0)
     ethertype, vlans, offset = payload(data, 12)
-    if ethertype != LLDP:
+    if ethertype != LLDP_ETHERTYPE:
         raise LldpError(f"EtherType {ethertype:#06x} is not LLDP", offset - 2)
     return Frame(data[:6], data[6:12], vlans, data, offset)
 

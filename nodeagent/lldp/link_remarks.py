@@ -21,7 +21,7 @@ PFC = "pfc_mismatch"
 ETS = "ets_mismatch"
 DUPLICATE = "duplicate_neighbor"
 CROWDED = "several_neighbors"
-KEYS = (NO_NEIGHBOR, OWN_FRAMES, FLOODED, FRAME_SIZE, PFC, ETS, DUPLICATE, CROWDED)
+LINK_REMARK_KEYS = (NO_NEIGHBOR, OWN_FRAMES, FLOODED, FRAME_SIZE, PFC, ETS, DUPLICATE, CROWDED)
 
 # NVIDIA's PCI device IDs of the BlueField NICs, 1 to 3.
 _BLUEFIELD = frozenset({"a2d2", "a2d6", "a2dc"})

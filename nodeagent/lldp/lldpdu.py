@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nodeagent.lldp.escaping import address, mac, text_of
+from nodeagent.lldp.escaping import address_text, mac, text_of
 
 CHASSIS_WORDS = {
     1: "component",
@@ -61,7 +61,7 @@ def _identifier(word: str, raw: bytes) -> str:
     if word == "mac":
         return mac(raw)
     if word == "network":
-        return address(raw[0], raw[1:]) if raw else ""
+        return address_text(raw[0], raw[1:]) if raw else ""
     return text_of(raw).rstrip("\0")
 
 
@@ -116,7 +116,7 @@ class ManagementAddress(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        return address(self.family, self.raw)
+        return address_text(self.family, self.raw)
 
 
 class Ppvid(msgspec.Struct, frozen=True, gc=False):

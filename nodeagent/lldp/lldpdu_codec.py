@@ -44,7 +44,7 @@ _HEADER_AND_SHORT = struct.Struct(">HH").unpack_from
 _PADDING = bytes(6)
 
 
-def decode(data: bytes, offset: int = 0) -> Lldpdu:
+def decode_lldpdu(data: bytes, offset: int = 0) -> Lldpdu:
     """Decode the LLDPDU at ``offset`` of a frame; offsets in errors and warnings count from the frame's start.
 
     Raises only ``LldpError``, for any input.
@@ -99,7 +99,7 @@ def decode(data: bytes, offset: int = 0) -> Lldpdu:
     return Lldpdu(*values[:_MED])
 
 
-def encode(pdu: Lldpdu) -> bytes:
+def encode_lldpdu(pdu: Lldpdu) -> bytes:
     """Encode the LLDPDU with its End TLV, without ``warnings``. Unknown TLVs come last.
 
     Raises ``LldpError`` for a value that does not fit its TLV.

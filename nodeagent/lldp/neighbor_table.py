@@ -47,7 +47,7 @@ from nodeagent.facts.model import Ets, Identifier, Neighbor
 from nodeagent.lldp.escaping import mac, printable
 from nodeagent.lldp.ethernet import parse_frame
 from nodeagent.lldp.lldpdu import ALGORITHM_WORDS, ChassisId, Lldpdu, LldpError, PortId, capability_words
-from nodeagent.lldp.lldpdu_codec import decode
+from nodeagent.lldp.lldpdu_codec import decode_lldpdu
 
 CAPACITY = 32
 DECODES_PER_SECOND = 100
@@ -361,7 +361,7 @@ class NeighborTable:
             return FrameOutcome.FLOODED
         try:
             parsed = parse_frame(frame)
-            pdu = decode(frame, parsed.offset)
+            pdu = decode_lldpdu(frame, parsed.offset)
         except LldpError as error:
             table.error = str(error)
             return FrameOutcome.MALFORMED

@@ -99,7 +99,7 @@ class _Families(Collector):
                 yield metric
 
 
-def render(shown: ControllerInput, openmetrics: bool) -> tuple[bytes, str]:
+def render_page(shown: ControllerInput, openmetrics: bool) -> tuple[bytes, str]:
     """The page and its content type. Families without series are left out."""
     registry = CollectorRegistry()
     registry.register(_Families(shown))

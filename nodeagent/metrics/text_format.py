@@ -16,11 +16,11 @@ from nodeagent.measurements.family import Family
 Series = tuple[tuple[str, ...], float]
 """The label values, in the family's order, and the number."""
 
-PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+PLAIN_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version={}; charset=utf-8"
 OPENMETRICS_VERSIONS = ("1.0.0", "0.0.1")
 
-TEXT_MAX = 128
+LABEL_TEXT_MAX = 128
 """Characters of a label's value. An LLDP system name may have 255, but 128 are enough to identify a switch."""
 
 _PARAMETER = re.compile(r"""\s*([^\s;=]+)\s*=\s*"?([^\s;"]*)"?\s*""")
@@ -42,7 +42,7 @@ def negotiate(accept: str) -> str:
             wanted["plain"] = max(weight, wanted.get("plain", 0))
     best = max((v for v in OPENMETRICS_VERSIONS if v in wanted), key=wanted.__getitem__, default=None)
     if best is None or wanted[best] <= 0 or wanted[best] < wanted.get("plain", 0):
-        return PLAIN
+        return PLAIN_TYPE
     return OPENMETRICS.format(best)
 
 
@@ -56,11 +56,11 @@ def _weight(text: str) -> float:
 @lru_cache(maxsize=8192)
 def label(text: str) -> str:
     """A label's value between the quotes."""
-    text = text[: TEXT_MAX + 1]
+    text = text[: LABEL_TEXT_MAX + 1]
     if not text.isprintable():
         text = printable(text)
-    if len(text) > TEXT_MAX:
-        text = text[: TEXT_MAX - 1] + "…"
+    if len(text) > LABEL_TEXT_MAX:
+        text = text[: LABEL_TEXT_MAX - 1] + "…"
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import inf
 
-from nodeagent.agent_config import Config, digest
+from nodeagent.agent_config import Config, config_digest
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
@@ -124,7 +124,7 @@ class DeviceOffering:
                 *(Trouble(remark, fatal=False) for remark in self.remarks),
                 *(trouble for trouble in self._lacks.troubles if not trouble.fatal),
             ),
-            digest(self.config),
+            config_digest(self.config),
             self.dra.current.devices(),
             self.rails,
         )

@@ -41,7 +41,7 @@ def gpu_kinds(
         return
     uuids = selected - taken
     ours = own_cdi and not uuids <= snapshot.paths.vendor_gpus
-    cdi_kind = cdi.GPU_KIND if ours else gpu_access.CDI_KIND
+    cdi_kind = cdi.GPU_KIND if ours else gpu_access.NVIDIA_CDI_KIND
     if isinstance(entry, GpuResource):
         yield WholeGpus(
             f"{prefix}/{entry.name}",
@@ -96,7 +96,7 @@ def _mig_kinds(
             profile=profile,
             strategy=entry.device_list_strategy,
             pass_device_nodes=entry.pass_device_nodes,
-            cdi_kind=cdi.GPU_KIND if ours else gpu_access.CDI_KIND,
+            cdi_kind=cdi.GPU_KIND if ours else gpu_access.NVIDIA_CDI_KIND,
             control_nodes=snapshot.paths.gpu_nodes,
         )
 
@@ -115,5 +115,5 @@ def _mig_places(
             f"{prefix}/{entry.name.replace('{profile}', resource_part(name))}",
             frozenset(gpus),
             profile=name,
-            cdi_kind=cdi.GPU_KIND if ours else gpu_access.CDI_KIND,
+            cdi_kind=cdi.GPU_KIND if ours else gpu_access.NVIDIA_CDI_KIND,
         )

@@ -43,7 +43,7 @@ class ProbePacket(NamedTuple):
         return (head + rest if self.kind == CHECK or length >= SIZE else head).ljust(length, b"\0")
 
 
-def decode(raw: bytes) -> ProbePacket | None:
+def decode_probe(raw: bytes) -> ProbePacket | None:
     """Return the packet; ``None`` for other bytes."""
     if len(raw) < _PACKET.size or raw[:4] != MAGIC:
         return None

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nodeagent.rails.probe_caps import IpInterface
-from nodeagent.rails.probe_packet import ProbePacket, decode
+from nodeagent.rails.probe_packet import ProbePacket, decode_probe
 
 _TURN = 64
 _PACKET_MAX = 9300
@@ -81,7 +81,7 @@ class RailSocket:
                 if not self._read_errors():
                     return
                 continue
-            if (packet := decode(raw)) is not None:
+            if (packet := decode_probe(raw)) is not None:
                 address = sender[0].partition("%")[0]
                 self._on_packet(self, packet, len(raw), address, sender[1], _received_ns(ancillary))
 
@@ -92,7 +92,7 @@ class RailSocket:
                 raw, ancillary, _, target = self._socket.recvmsg(64, 256, _ERRQUEUE)
             except OSError:
                 return count > 0
-            if (packet := decode(raw)) is None:
+            if (packet := decode_probe(raw)) is None:
                 continue
             for _, kind, data in ancillary:
                 if kind in (_IP_RECVERR, _IPV6_RECVERR) and len(data) >= _EXTENDED_ERROR.size:

@@ -20,7 +20,7 @@ from nodeagent.host.pcie_link import PcieLinks
 from nodeagent.host.rdma_ports import INFINIBAND, INFINIBAND_COUNTERS, PORT_COUNTERS, RdmaPorts
 from nodeagent.host.sysfs import OpenAttributes, SysfsError, Tree
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.sampling.driver_names import DriverNames, driver_values, names_of, rdma_values
+from nodeagent.sampling.driver_names import DriverNames, driver_names_of, driver_values, rdma_values
 from nodeagent.sampling.reader import (
     RETRY_S,
     LazySocket,
@@ -170,7 +170,7 @@ class RdmaReader(SysfsReader):
         if state.link_layer == INFINIBAND:  # of an Ethernet port the driver's statistics count
             errors = self.ports.counters(rdma.device, INFINIBAND_COUNTERS)
             values |= {INFINIBAND_NAMES[name]: count for name, count in errors.items()}
-        values |= rdma_values(pf.driver, self._hardware(rdma.device, index, names_of(pf.driver)))
+        values |= rdma_values(pf.driver, self._hardware(rdma.device, index, driver_names_of(pf.driver)))
         texts = {
             "rdma_device": rdma.device,
             "rdma_link_layer": state.link_layer,

@@ -262,14 +262,14 @@ NO_NAMES = DriverNames("")
 """Of a driver without a table."""
 
 
-def names_of(driver: str | None) -> DriverNames:
+def driver_names_of(driver: str | None) -> DriverNames:
     return DRIVERS.get(driver or "", NO_NAMES)
 
 
 @lru_cache(65536)
 def sample_name(driver: str | None, statistic: str) -> tuple[str, float] | None:
     """The sample name of a driver's statistic, and the factor for its unit."""
-    names = names_of(driver)
+    names = driver_names_of(driver)
     if statistic in names.statistics:
         return names.statistics[statistic], 1
     if statistic in names.microseconds:
@@ -293,5 +293,5 @@ def driver_values(driver: str | None, statistics: Mapping[str, int]) -> dict[str
 
 def rdma_values(driver: str | None, counters: Mapping[str, int]) -> dict[str, float]:
     """The hardware counters that have a sample name."""
-    names = names_of(driver).rdma
+    names = driver_names_of(driver).rdma
     return {names[name]: value for name, value in counters.items() if name in names}

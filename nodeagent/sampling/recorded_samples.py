@@ -16,7 +16,7 @@ from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sampling.reader import SampleReader, measured
 
-PATH = "/.nodeagent/samples.json"
+SAMPLES_PATH = "/.nodeagent/samples.json"
 _IFF_UP = 1
 _SPEED_UNKNOWN = 0xFFFF_FFFF
 _decoder = msgspec.json.Decoder(list[Sample])
@@ -36,15 +36,15 @@ _STATISTICS = {
 }
 
 
-def load(tree: Tree) -> list[Sample]:
+def load_samples(tree: Tree) -> list[Sample]:
     """The samples of the file, unchanged. Raises ``SysfsError``."""
-    raw = tree.data(PATH)
+    raw = tree.data(SAMPLES_PATH)
     if raw is None:
         return []
     try:
         return _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise SysfsError(f"{PATH} is not a list of samples: {error}") from error
+        raise SysfsError(f"{SAMPLES_PATH} is not a list of samples: {error}") from error
 
 
 class RecordedSamplesReader(SampleReader):
@@ -79,13 +79,13 @@ class RecordedSamplesReader(SampleReader):
     def _file(self) -> list[Sample]:
         """The samples of the file, decoded again only after it was replaced."""
         try:
-            status = self._tree.path(PATH).stat()
+            status = self._tree.path(SAMPLES_PATH).stat()
         except OSError:
             self._loaded = (None, [])
             return []
         mark = (status.st_ino, status.st_mtime_ns, status.st_size)
         if self._loaded[0] != mark:
-            self._loaded = (mark, load(self._tree))
+            self._loaded = (mark, load_samples(self._tree))
         return self._loaded[1]
 
     def _from_sysfs(self, device: str, netdev: str, now: float) -> list[Sample]:

@@ -8,7 +8,7 @@ from errno import ENODEV, EOPNOTSUPP, EPERM
 
 from nodeagent.facts.model import Function
 from nodeagent.host.clock import boottime
-from nodeagent.host.eeprom import IDENTIFIER, decode, missing
+from nodeagent.host.eeprom import IDENTIFIER, decode_module, missing
 from nodeagent.host.eeprom.image import ADDRESS, Area, EepromError, Image, Module
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.message import NetlinkError, NetlinkForbiddenError, NetlinkRefusedError
@@ -67,7 +67,7 @@ class TransceiverReader(NetlinkReader[ethtool.EthtoolSocket]):
                     continue
                 image.put(area, data)
             wanted = tuple(area for area in missing(image) if area not in tried)
-        return decode(image)
+        return decode_module(image)
 
 
 TWIN_LANES = 8

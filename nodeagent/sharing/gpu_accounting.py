@@ -31,7 +31,7 @@ class BegunOverUses(msgspec.Struct, frozen=True):
     begun: tuple[BegunOverUse, ...] = ()
 
 
-FORM = StoredForm(
+ACCOUNTS_FORM = StoredForm(
     name="over-uses.json",
     type=BegunOverUses,
     content="pods beyond their share of GPU memory",
@@ -63,7 +63,7 @@ class GpuAccounting:
         self.enabled = settings.health.processes
         self._snapshot, self._slice_bytes, self._now = snapshot, slice_bytes, now
         self._usage: Mapping[str, GpuUsage] = {}
-        self.file = StoredFile(folder if self.enabled else None, FORM, boot)
+        self.file = StoredFile(folder if self.enabled else None, ACCOUNTS_FORM, boot)
         stored, self._measured = self.file.read(), asyncio.Event()
         self._over = OverUses(
             settings.accounting.tolerance_mib << 20,
@@ -138,7 +138,9 @@ def _sound(found: tuple[BegunOverUse, ...], now: float) -> tuple[BegunOverUse, .
     """The entries that can be true."""
     sound = tuple(one for one in found if 0 <= one.since_s <= one.seen <= now)
     if len(sound) != len(found):
-        log.warning("A pod beyond its share cannot be so for that long and is ignored. file=%s", FORM.name)
+        log.warning(
+            "A pod beyond its share cannot be so for that long and is ignored. file=%s", ACCOUNTS_FORM.name
+        )
     return sound
 
 

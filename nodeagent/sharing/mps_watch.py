@@ -35,7 +35,7 @@ LEVEL = "mps"
 NOT_RUNNING = (
     "`nodeagent mps` does not run on this node: apply daemonset/mps, or set mps.enabled of the chart"
 )
-NOT_YET = "its MPS daemon is not started yet"
+MPS_NOT_YET = "its MPS daemon is not started yet"
 _FILES_S = 5.0
 _LOOK_S = 5.0
 """A write and the end of `nodeagent mps` are events in the folder; this is for those that are lost."""
@@ -164,4 +164,4 @@ class MpsWatch:
 def _obstacle(state: DaemonState | None, *, runs: bool) -> str:
     if not runs:
         return NOT_RUNNING
-    return NOT_YET if state is None or (state.pid is None and not state.obstacle) else state.obstacle
+    return MPS_NOT_YET if state is None or (state.pid is None and not state.obstacle) else state.obstacle

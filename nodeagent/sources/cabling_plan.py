@@ -25,7 +25,7 @@ LIMITS = Limits(size=_SIZE_MAX, values=20_000_000)
 """A hundred thousand nodes with eight links each hold six million values."""
 
 
-def read(text: bytes, node: str | None) -> dict[str, Port]:
+def read_plan(text: bytes, node: str | None) -> dict[str, Port]:
     """Raises ``PlanError``."""
     try:
         document = load_document(text, LIMITS)
@@ -34,7 +34,7 @@ def read(text: bytes, node: str | None) -> dict[str, Port]:
     return of_node(document, node)
 
 
-async def watch(
+async def watch_plan(
     path: Path, node: str | None, publish: Callable[[dict[str, Port]], object], interval_s: float
 ) -> None:
     """Publish this node's part of the plan now and at every change, until cancelled."""
@@ -45,7 +45,7 @@ async def watch(
         try:
             text = await reads.run(read_regular, path, _SIZE_MAX)
             if text != before:
-                plan = await in_thread(partial(read, text, node))
+                plan = await in_thread(partial(read_plan, text, node))
                 before = text
                 if not plan:
                     log.warning("The cabling plan does not list this node. file=%s node=%r", path, node)

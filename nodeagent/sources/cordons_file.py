@@ -29,7 +29,7 @@ class CordonsFile(msgspec.Struct, frozen=True):
     cordons: tuple[Cordon, ...] = ()
 
 
-FORM = StoredForm(
+CORDONS_FORM = StoredForm(
     name="cordons.json",
     type=CordonsFile,
     content="cordons",

@@ -50,7 +50,7 @@ class Pace(msgspec.Struct, frozen=True):
     absent_s: float = 30.0
 
 
-async def watch(
+async def watch_gpus(
     driver: Callable[[], Driver],
     tree: Tree,
     publisher: GpuPublisher,

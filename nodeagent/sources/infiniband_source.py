@@ -31,7 +31,7 @@ from nodeagent.host.umad import REMEDIES, NoAnswerError, UmadError, UmadPort, Um
 from nodeagent.infiniband import smp
 from nodeagent.infiniband.asking import AskingPace, PortAsking, UnansweredQuestions
 from nodeagent.infiniband.node_names import NameMap, NameMapError, parse_name_map
-from nodeagent.infiniband.peer import AskedPort, Peer, neighbors_of, remarks_of, with_description
+from nodeagent.infiniband.peer import AskedPort, Peer, infiniband_neighbors, remarks_of, with_description
 from nodeagent.infiniband.smp import Attribute, SmpError
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.ib_ports import IbPort, read_ib_ports
@@ -60,7 +60,7 @@ class _UnansweredPorts(msgspec.Struct, frozen=True):
     ports: tuple[_UnansweredPort, ...]
 
 
-FORM = StoredForm(
+PEERS_FORM = StoredForm(
     name="infiniband.json",
     type=_UnansweredPorts,
     content="unanswered InfiniBand questions",
@@ -74,7 +74,7 @@ class UnansweredPorts:
 
     def __init__(self, folder: Path | None, boot: str | None = None) -> None:
         """Without a folder nothing is kept. ``boot`` is the ID of the boot; ``None``: the present one."""
-        self._file = StoredFile(folder, FORM, boot)
+        self._file = StoredFile(folder, PEERS_FORM, boot)
 
     async def read(self) -> dict[PortKey, UnansweredQuestions]:
         found = await in_thread(self._file.read)
@@ -102,7 +102,7 @@ def _boottime_ahead() -> float:
 IbPublish = Callable[[tuple[Neighbor, ...], tuple[Remark, ...]], object]
 
 
-async def watch(
+async def watch_infiniband(
     tree: Tree,
     functions: Callable[[], tuple[Function, ...]],
     links: Callable[[], tuple[Link, ...]],
@@ -206,7 +206,7 @@ class InfinibandSource:
 
     def _publish_change(self) -> None:
         ports = [view for _, view in self.ports()]
-        neighbors = neighbors_of(ports, self._names.names)
+        neighbors = infiniband_neighbors(ports, self._names.names)
         facts = (neighbors, remarks_of(ports, neighbors))
         if facts != self._published:
             self._published = facts

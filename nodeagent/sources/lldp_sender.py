@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId
-from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.lldpdu_codec import encode_lldpdu
 
 TTL_S = 120
 _INTERVAL_S = 30.0
@@ -115,7 +115,7 @@ class LldpSender:
                 capabilities=Capabilities(_STATION, _STATION),
                 management_addresses=tuple(map(_management_address, self._announcement.management_addresses)),
             )
-        return build_frame(NEAREST_BRIDGE, link.mac, encode(pdu))
+        return build_frame(NEAREST_BRIDGE, link.mac, encode_lldpdu(pdu))
 
     def _remove(self, name: str) -> None:
         schedule = self._schedules.pop(name)

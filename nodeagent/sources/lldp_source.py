@@ -53,7 +53,7 @@ def announcement(settings: LldpSettings, system_name: str | None) -> NodeAnnounc
     )
 
 
-async def watch(
+async def watch_lldp(
     settings: LldpSettings,
     wanted: LinkSelect,
     functions: Callable[[], tuple[Function, ...]],
@@ -72,7 +72,7 @@ async def watch(
     ``NetlinkError`` if the source cannot work; its facts stay.
     """
     if settings.source == "lldpd":
-        await lldpd_client.watch(
+        await lldpd_client.watch_lldpd(
             wanted, functions, publish, settings.command, on_links=on_links, recorded_links=recorded_links
         )
         return
@@ -89,10 +89,10 @@ async def watch(
         if state_folder is None:
             await work
             return
-        stored = StoredFile(state_folder, FORM)
+        stored = StoredFile(state_folder, NEIGHBORS_FORM)
         found = await in_thread(stored.read) or ()
         restore(receiver.table, found, asyncio.get_running_loop().time())
-        await either(work, keep(receiver.table, stored, found))
+        await either(work, keep_neighbors(receiver.table, stored, found))
 
 
 async def run_receiver(
@@ -220,7 +220,7 @@ class RememberedNeighbor(msgspec.Struct, frozen=True):
 Remembered = tuple[RememberedNeighbor, ...]
 
 
-FORM = StoredForm(
+NEIGHBORS_FORM = StoredForm(
     name="neighbors.json",
     type=Remembered,
     content="LLDP neighbors",
@@ -245,7 +245,7 @@ def restore(table: NeighborTable, remembered: Iterable[RememberedNeighbor], now:
         past = by_link.setdefault(each.link, {})
         negative = min(each.live_s, each.pause_s, each.place) < 0
         if sender is None or not known or negative or len(past) >= PAST_MAX:
-            log.warning("A remembered neighbor cannot be true and is ignored. file=%s", FORM.name)
+            log.warning("A remembered neighbor cannot be true and is ignored. file=%s", NEIGHBORS_FORM.name)
             continue
         past[sender] = PastTime(min(each.live_s, SENIOR_S), each.pause_s, each.place or len(past) + 1, now)
     for link, past in by_link.items():
@@ -272,7 +272,7 @@ def remembered(table: NeighborTable) -> Remembered:
     )
 
 
-def is_outdated(stored: Remembered, now: Remembered) -> bool:
+def has_news(stored: Remembered, now: Remembered) -> bool:
     """Whether a link has another neighbor than in the file, or one has sent for twice as long."""
     before, after = _firsts(stored), _firsts(now)
     return before.keys() != after.keys() or any(after[key] > 2 * before[key] for key in after)
@@ -283,10 +283,10 @@ def _firsts(neighbors: Remembered) -> dict[RememberedNeighbor, float]:
     return {replace(each, live_s=0.0, pause_s=0.0): each.live_s for each in firsts.values()}
 
 
-async def keep(table: NeighborTable, stored: StoredFile[Remembered], written: Remembered) -> None:
+async def keep_neighbors(table: NeighborTable, stored: StoredFile[Remembered], written: Remembered) -> None:
     """Write the file when it is outdated, until cancelled. ``written`` is its content."""
     while True:
         await asyncio.sleep(CHECK_S)
         now = remembered(table)
-        if is_outdated(written, now) and await stored.save(now):
+        if has_news(written, now) and await stored.save(now):
             written = now

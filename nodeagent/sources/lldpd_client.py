@@ -92,7 +92,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-async def watch(
+async def watch_lldpd(
     wanted: LinkSelect,
     functions: Callable[[], tuple[Function, ...]],
     publish: Publish,

@@ -28,11 +28,11 @@ def with_nodes(tree: Tree, readings: tuple[GpuReading, ...]) -> tuple[GpuReading
     """Return the readings with the device nodes of their MIG devices, as far as they are known."""
     if not any(reading.mig_devices for reading in readings):
         return readings
-    numbers = parse(SysfsScan(tree).read(tree.text, MIG_MINORS) or "")
+    numbers = parse_minors(SysfsScan(tree).read(tree.text, MIG_MINORS) or "")
     return tuple(_with_nodes(numbers, reading) for reading in readings)
 
 
-def parse(text: str) -> dict[Instance, int]:
+def parse_minors(text: str) -> dict[Instance, int]:
     """Return the minor number of each instance's device node. Other lines are left out."""
     numbers: dict[Instance, int] = {}
     for line in text.splitlines():
@@ -47,7 +47,7 @@ def numbered_nodes(tree: Tree, minor: int, device: MigDevice) -> tuple[DeviceNod
     known. The host may lack the nodes of a new device: only a program of NVIDIA's makes them."""
     scan = SysfsScan(tree)
     major = _MAJOR.search(scan.read(tree.text, "/proc/devices") or "")
-    minors = parse(scan.read(tree.text, MIG_MINORS) or "")
+    minors = parse_minors(scan.read(tree.text, MIG_MINORS) or "")
     names = ((minor, device.gpu_instance, it) for it in (None, device.compute_instance))
     found = [minors[name] for name in names if name in minors]
     if major is None or len(found) < 2:

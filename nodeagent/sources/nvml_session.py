@@ -21,7 +21,7 @@ import msgspec
 from nodeagent.facts.affinity import path_of
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
-from nodeagent.host.plausible_gpus import plausible
+from nodeagent.host.plausible_gpus import plausible_gpus
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sources.driver_versions import find_mismatch
 from nodeagent.sources.gpu_users import GpuUsers
@@ -149,7 +149,7 @@ class Session(threading.Thread):
             if now >= due or self.read_now.is_set():
                 self.read_now.clear()
                 self._enter("list")
-                readings = with_nodes(self.tree, plausible(self.driver.gpus()))
+                readings = with_nodes(self.tree, plausible_gpus(self.driver.gpus()))
                 mismatch, excluded = find_mismatch(self.tree, self.driver_root), self.driver.excluded()
                 self._post(DriverReading(version, readings, self._places(readings), mismatch, excluded))
                 read_at = time.monotonic()
@@ -233,11 +233,11 @@ class Session(threading.Thread):
         for reading in readings:
             address = reading.pci_address
             if address is not None and self.places.get(address, NOWHERE) == NOWHERE:
-                self.places[address] = place(self.tree, address)
+                self.places[address] = place_of(self.tree, address)
         return dict(self.places)
 
 
-def place(tree: Tree, pci_address: str) -> Place:
+def place_of(tree: Tree, pci_address: str) -> Place:
     """Return the place of a GPU by sysfs. ``NOWHERE`` is logged and not an error."""
     folder = f"/sys/bus/pci/devices/{pci_address}"
     try:

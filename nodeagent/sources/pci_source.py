@@ -1,6 +1,6 @@
 """The PCI source: network functions, the links of PFs, and the GPUs on the bus, from sysfs.
 
-``scan`` reads everything once; ``watch`` is the loop that publishes the facts and their changes. An unreadable file
+``scan`` reads everything once; ``watch_pci`` is the loop that publishes the facts and their changes. An unreadable file
 affects one function: it keeps its readable values, or is left out if its class is unknown. ``unreadable`` has a
 sentence for each such file.
 
@@ -255,7 +255,7 @@ def scan_once(tree: Tree) -> PciFacts:
     return scan_now("pci", tree, scan, tree)
 
 
-async def watch(
+async def watch_pci(
     tree: Tree,
     hints: Iterable[ScanHint],
     publish: Callable[[PciFacts], None],

@@ -18,7 +18,7 @@ import msgspec
 from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.facts.model import Gpu
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.host.plausible_gpus import is_uuid, plausible, shown
+from nodeagent.host.plausible_gpus import is_uuid, plausible_gpus, quoted
 from nodeagent.sources.nvml_session import Place
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class RememberedGpu(msgspec.Struct, frozen=True):
         return self.numa_node, self.pci_path
 
 
-FORM = StoredForm(
+GPUS_FORM = StoredForm(
     name="gpus.json",
     type=tuple[RememberedGpu, ...],
     content="GPUs",
@@ -61,7 +61,7 @@ class RememberedGpus:
 
     def __init__(self, folder: Path | None = None) -> None:
         """Read the file of an earlier agent. Blocks. Without a folder nothing is remembered."""
-        self.file = StoredFile(folder, FORM)
+        self.file = StoredFile(folder, GPUS_FORM)
         self._changed = asyncio.Event()
         found = self.file.read()
         self.was_read = found is not None
@@ -97,11 +97,11 @@ def sound(gpus: Iterable[RememberedGpu]) -> tuple[RememberedGpu, ...]:
     kept = []
     # One by one: a lost GPU and its successor on another bus may have the same address or minor number.
     for gpu in {gpu.uuid: gpu for gpu in gpus}.values():
-        (reading,) = plausible([gpu.reading])
+        (reading,) = plausible_gpus([gpu.reading])
         if reading.uuid is None or not 0 <= gpu.index < 1024:
             log.warning(
                 "A remembered GPU cannot be true and is ignored. uuid=%s reason=%r",
-                gpu.uuid if is_uuid(gpu.uuid) else shown(gpu.uuid),
+                gpu.uuid if is_uuid(gpu.uuid) else quoted(gpu.uuid),
                 reading.fault or "its index is out of range",
             )
         else:

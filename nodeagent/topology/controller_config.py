@@ -13,7 +13,7 @@ from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, quote
 from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.setting import Settings, listed, setting
-from nodeagent.config.settings_file import Remark, read_settings, unsaid
+from nodeagent.config.settings_file import KeyRemark, read_settings, unsaid
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.node_lists import ranges
 from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
@@ -174,7 +174,7 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
     ] = False
 
 
-def load_fabric(text: str, *, name: str, remark: Remark = unsaid) -> FabricConfig:
+def load_fabric(text: str, *, name: str, remark: KeyRemark = unsaid) -> FabricConfig:
     """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
     former = FORMER_KEYS["FabricConfig"]
     return read_settings(

@@ -24,8 +24,8 @@ from nodeagent.health.rules import rule_words
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.metrics.controller_metrics import ControllerInput, PlanProgress, render
-from nodeagent.metrics.text_format import PLAIN, negotiate
+from nodeagent.metrics.controller_metrics import ControllerInput, PlanProgress, render_page
+from nodeagent.metrics.text_format import PLAIN_TYPE, negotiate
 from nodeagent.topology.controller_config import MapSettings
 from nodeagent.topology.fabric_in_force import FabricInForce
 from nodeagent.topology.hypernodes import HyperNodeWriter
@@ -36,7 +36,7 @@ from nodeagent.web.auth import AccessControl
 from nodeagent.web.history_page import history_page
 from nodeagent.web.live_document import JSON_TYPE, LiveDocument
 from nodeagent.web.server import Page, PageHandler, WebServer
-from nodeagent.web.ui_pages import PREFIX, UiPages
+from nodeagent.web.ui_pages import UI_PREFIX, UiPages
 from nodeagent.web.web_settings import AccessSettings
 
 NODE_NAME_MAX = 253
@@ -91,7 +91,7 @@ class ControllerPages:
         probes: dict[str, PageHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
         folders = {}
         if self._settings.ui:
-            folders[PREFIX] = UiPages(
+            folders[UI_PREFIX] = UiPages(
                 "fabric",
                 self.live,
                 {
@@ -192,7 +192,7 @@ class ControllerPages:
             jobs=() if parts.jobs is None else parts.jobs.shown,
             maintenance=ends(parts.planner.inputs.maintenance.of_node, time.time()),
         )
-        return Page(200, *render(shown, openmetrics=negotiate(accept) != PLAIN))
+        return Page(200, *render_page(shown, openmetrics=negotiate(accept) != PLAIN_TYPE))
 
     def _healthz(self, _accept: str) -> Page:
         return Page(200, b"ok\n")

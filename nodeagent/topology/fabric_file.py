@@ -8,13 +8,13 @@ from pathlib import Path
 
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.config.followed_configuration import configuration_text
-from nodeagent.config.settings_file import Remark, unsaid
+from nodeagent.config.settings_file import KeyRemark, unsaid
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
 from nodeagent.topology.controller_config import FabricConfig, load_fabric
 
 
-def read_fabric(file: Path | None, remark: Remark = unsaid) -> tuple[FabricConfig, Topology]:
+def read_fabric(file: Path | None, remark: KeyRemark = unsaid) -> tuple[FabricConfig, Topology]:
     """Read all files; the default without a file. Blocks. Raises ``ConfigError`` with all faults of a file."""
     if file is None:
         return FabricConfig(), NO_TOPOLOGY
@@ -27,7 +27,7 @@ def read_fabric(file: Path | None, remark: Remark = unsaid) -> tuple[FabricConfi
 
 
 def fabric_of(
-    text: str, name: str, beside: Callable[[str], tuple[str, str]], remark: Remark = unsaid
+    text: str, name: str, beside: Callable[[str], tuple[str, str]], remark: KeyRemark = unsaid
 ) -> tuple[FabricConfig, Topology]:
     """The configuration in a text, whose faults name it ``name``. ``beside`` returns the full name and the text of a
     file that it names. Raises ``ConfigError``, as ``beside`` may."""

@@ -28,7 +28,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.jobs import held_links
-from nodeagent.fabric.maintenance import MAINTENANCE, standing
+from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, standing
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
 from nodeagent.fabric.report_changes import report_changes
 from nodeagent.fabric.reports import InternPool, only_legs_differ
@@ -296,7 +296,7 @@ class ClusterMirror:
 
     def _take_node(self, node: Partial) -> OurLabels:
         """The labels that the controller may write: a Node has fifty others. Equal labels are one value."""
-        self._take_maintenance(node.metadata.name, (node.metadata.annotations or {}).get(MAINTENANCE))
+        self._take_maintenance(node.metadata.name, (node.metadata.annotations or {}).get(MAINTENANCE_LABEL))
         labels = node.metadata.labels or {}
         self.uids[node.metadata.name] = node.metadata.uid or ""
         return self._shared_labels(tuple((key, labels[key]) for key in self._label_keys if key in labels))
@@ -306,7 +306,9 @@ class ClusterMirror:
         if not book.take(node, text):
             return
         if fault := book.faults.get(node):
-            log.warning("The annotation %s of a Node is wrong. node=%s fault=%r", MAINTENANCE, node, fault)
+            log.warning(
+                "The annotation %s of a Node is wrong. node=%s fault=%r", MAINTENANCE_LABEL, node, fault
+            )
         self.stir()
         now, loop = time.time(), asyncio.get_running_loop()
         for _, entry in standing({node: book.of_node.get(node, ())}, now):

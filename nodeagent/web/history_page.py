@@ -13,7 +13,7 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.change_log import Change, ChangeLog, changes_since
 from nodeagent.web.live_document import JSON_TYPE
 from nodeagent.web.server import Page
-from nodeagent.web.ui_pages import Question
+from nodeagent.web.ui_pages import PageQuestion
 
 LIMIT, LIMIT_MAX = 1_000, 10_000
 
@@ -30,7 +30,7 @@ class HistoryDocument(msgspec.Struct, frozen=True):
     changes: list[Change]
 
 
-def history_page(changes: ChangeLog, source: str, node: str = "") -> Question:
+def history_page(changes: ChangeLog, source: str, node: str = "") -> PageQuestion:
     """Answer the parameters ``since`` (Unix time), ``name`` and ``limit``."""
 
     async def answer(parameters: Mapping[str, str]) -> Page:

@@ -25,7 +25,7 @@ from nodeagent.web.server import FolderHandler, PageHandler, WebServer
 
 log = logging.getLogger(__name__)
 
-NAME = "agent.sock"
+SOCKET_NAME = "agent.sock"
 BIND_S = 3.0
 BODY_MAX = 1 << 26
 """Bytes; a node with 80,000 slices answers with 3 MiB."""
@@ -57,7 +57,7 @@ async def serve(
                     log.warning(
                         "Verbs such as health and scan cannot ask this agent; mount a writable folder there or set "
                         "health.stateDirectory. socket=%s reason=%r",
-                        folder / NAME,
+                        folder / SOCKET_NAME,
                         reason,
                     )
                 logged = reason
@@ -80,7 +80,7 @@ async def _moved(calls: BoundedCalls, folder: Path, place: _Place | None) -> Non
 
 def _place(folder: Path) -> _Place | None:
     with suppress(OSError):
-        status = (folder / NAME).lstat()
+        status = (folder / SOCKET_NAME).lstat()
         return status.st_dev, status.st_ino, status.st_ctime_ns
     return None
 
@@ -124,7 +124,7 @@ def _bind(folder: Path, listening: socket.socket) -> _Place | None:
     else:
         raise OSError(errno.EADDRINUSE, "another agent with the same state directory answers there")
     with suppress(FileNotFoundError):
-        (folder / NAME).unlink()
+        (folder / SOCKET_NAME).unlink()
     os.fchmod(listening.fileno(), 0o600)  # bind gives the file this mode, less the umask
     _at(folder, listening.bind)
     _at(folder, lambda path: Path(path).chmod(0o600))
@@ -135,6 +135,6 @@ def _bind(folder: Path, listening: socket.socket) -> _Place | None:
 def _at(folder: Path, use: Callable[[str], object]) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        use(f"/proc/self/fd/{descriptor}/{NAME}")
+        use(f"/proc/self/fd/{descriptor}/{SOCKET_NAME}")
     finally:
         os.close(descriptor)

@@ -9,7 +9,7 @@ from nodeagent.host.clock import boottime
 from nodeagent.measurements.table import OTHER_LIMITS
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
-from nodeagent.metrics.text_format import PLAIN, negotiate
+from nodeagent.metrics.text_format import PLAIN_TYPE, negotiate
 from nodeagent.web.server import Page
 from nodeagent.web.web_settings import WebSettings
 
@@ -25,7 +25,7 @@ class MetricsPage:
 
     def page(self, accept: str) -> Page:
         content_type = negotiate(accept)
-        return Page(200, b"", content_type, self._pieces(content_type != PLAIN))
+        return Page(200, b"", content_type, self._pieces(content_type != PLAIN_TYPE))
 
     async def _pieces(self, openmetrics: bool) -> AsyncIterator[bytes]:
         async with self._rendering:

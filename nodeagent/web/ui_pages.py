@@ -11,16 +11,19 @@ from nodeagent.web.live_document import LiveDocument
 from nodeagent.web.server import Page, PageRequest
 from nodeagent.web.ui_files import PageName, UiFiles
 
-PREFIX = "/ui/"
-Question = Callable[[Mapping[str, str]], Awaitable[Page]]
+UI_PREFIX = "/ui/"
+PageQuestion = Callable[[Mapping[str, str]], Awaitable[Page]]
 """Takes the parameters of the address."""
 
 
 class UiPages:
-    """Answers every path below ``PREFIX``: ``questions`` by name, ``events``, ``document.json``, else a file."""
+    """Answers every path below ``UI_PREFIX``: ``questions`` by name, ``events``, ``document.json``, else a file."""
 
     def __init__(
-        self, index: PageName, live: LiveDocument, questions: Mapping[str, Question] = MappingProxyType({})
+        self,
+        index: PageName,
+        live: LiveDocument,
+        questions: Mapping[str, PageQuestion] = MappingProxyType({}),
     ) -> None:
         self._files = UiFiles(index)
         self._live = live
@@ -28,9 +31,9 @@ class UiPages:
         self._one_at_a_time = asyncio.Lock()
 
     async def answer(self, request: PageRequest) -> Page:
-        name = request.path.removeprefix(PREFIX)
+        name = request.path.removeprefix(UI_PREFIX)
         if name == request.path:
-            return Page(301, b"", headers=(f"Location: {PREFIX}",))
+            return Page(301, b"", headers=(f"Location: {UI_PREFIX}",))
         if name == "events":
             return self._live.events()
         if name == "document.json":

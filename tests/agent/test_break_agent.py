@@ -189,7 +189,7 @@ async def test_two_resources_that_select_the_same_vfs_in_different_ways_end_the_
 async def test_an_allocation_of_slices_or_vfs_is_in_the_holdings_before_the_next_regular_reading(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shorten(monkeypatch, holdings.watch, interval_s=3600.0)
+    shorten(monkeypatch, holdings.watch_holdings, interval_s=3600.0)
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config import followed_configuration
-from nodeagent.config.settings_file import Remark
+from nodeagent.config.settings_file import KeyRemark
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.kube.access import Access
 from nodeagent.topology.fabric_file import read_fabric
@@ -234,7 +234,7 @@ async def test_a_fault_that_stays_is_logged_once(
     file.write_text(HEAD)
     reads = 0
 
-    def read(_remark: Remark) -> str:
+    def read(_remark: KeyRemark) -> str:
         nonlocal reads
         reads += 1
         raise OSError("the disk does not answer")

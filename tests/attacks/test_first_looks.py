@@ -30,7 +30,7 @@ from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
-from nodeagent.kubelet.rail_memory import FORM, RailMemory, RailsFile
+from nodeagent.kubelet.rail_memory import RAILS_FORM, RailMemory, RailsFile
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.offering.device_offering import DeviceOffering
 from nodeagent.sources import bounded_scan
@@ -134,7 +134,7 @@ class Look:
         """The rails in the files."""
         found = {}
         for name in ENTRIES:
-            content = StoredFile(self.state / name, FORM).read() or RailsFile()
+            content = StoredFile(self.state / name, RAILS_FORM).read() or RailsFile()
             found[name] = {
                 rail.pci_address or "": rail.number for rails in content.numbering.values() for rail in rails
             }

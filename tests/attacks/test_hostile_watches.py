@@ -51,7 +51,7 @@ async def test_a_watch_that_ends_without_an_event_is_requested_more_rarely_each_
 ) -> None:
     """The watches last longer than the first wait, and much less than a real one."""
     monkeypatch.setattr("nodeagent.kube.reflector.SHORT_S", 0.01)
-    monkeypatch.setattr("nodeagent.kube.reflector.QUIET_S", 60.0)
+    monkeypatch.setattr("nodeagent.kube.reflector.WATCH_QUIET_S", 60.0)
     asked: list[float] = []
 
     def answer(line: str) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from nodeagent.facts import cdi
 from nodeagent.facts.model import GpuFunction, Snapshot
 from nodeagent.health.service import HealthService
 from nodeagent.host.gpu_driver import GpuReading, GpuVitals
-from nodeagent.host.plausible_gpus import plausible
+from nodeagent.host.plausible_gpus import plausible_gpus
 from nodeagent.kinds import gpu_access
 from nodeagent.kinds.device_list_size import LIMIT
 from nodeagent.kubelet.device_list import DeviceList
@@ -93,7 +93,7 @@ def check(publisher: GpuPublisher, snapshot: Snapshot, expected: set[str]) -> No
     assert all(re.fullmatch(r"GPU-[-_.0-9A-Za-z]{1,36}::\d+", id_) for id_ in ids)
     described = gpu_access.cdi_devices(snapshot)
     if described.devices:
-        cdi.text(cdi.spec(cdi.GPU_KIND, described.devices, described.shared))
+        cdi.spec_text(cdi.spec(cdi.GPU_KIND, described.devices, described.shared))
     assert len({gpu.index for gpu in snapshot.gpus}) == len(snapshot.gpus)
     listed_gpus = [gpu for gpu in snapshot.gpus if not gpu.lost]
     assert len({gpu.pci_address for gpu in listed_gpus}) == len(listed_gpus)
@@ -136,13 +136,15 @@ def test_nonsense_costs_no_other_gpu(rounds: list[list[GpuReading]]) -> None:
     for nonsense in rounds:
         readings = [sound(index) for index in range(SOUND)]
         readings += [structs.replace(odd, index=SOUND + i) for i, odd in enumerate(nonsense)]
-        publisher.take_reading(DriverReading("580", plausible(readings), {}))
+        publisher.take_reading(DriverReading("580", plausible_gpus(readings), {}))
         uuids = [reading.uuid for reading in readings if reading.uuid is not None]
         publisher.take_vitals(
             DriverVitals(1.0, tuple(GpuVitals(uuid, {"gpu_celsius": 40}) for uuid in uuids))
         )
         check(publisher, published[-1], untouched(readings))
-    publisher.take_reading(DriverReading("580", plausible([sound(index) for index in range(SOUND + 1)]), {}))
+    publisher.take_reading(
+        DriverReading("580", plausible_gpus([sound(index) for index in range(SOUND + 1)]), {})
+    )
     check(publisher, published[-1], {f"GPU-{index}" for index in range(SOUND + 1)})
 
 
@@ -153,7 +155,7 @@ def test_another_uuid_at_each_reading_does_not_make_the_lists_grow(address: str,
     publisher.publish_to(published.append)
     for n in range(500):
         other = structs.replace(sound(1), uuid=f"GPU-flip-{n}", pci_address=address.format(n=n))
-        publisher.take_reading(DriverReading("580", plausible([sound(0), other]), {}))
+        publisher.take_reading(DriverReading("580", plausible_gpus([sound(0), other]), {}))
     assert len(published[-1]) <= longest
     assert len(publisher.health.gpus.devices) <= longest
     assert published[-1][0].health.allocatable

@@ -23,7 +23,7 @@ import pytest
 from nodeagent.agent_config import load
 from nodeagent.cluster import node_report
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.commands.scan.listing import scan_once
+from nodeagent.commands.scan.listing import scan_machine
 from nodeagent.doctor import kubelet_checks, nic_checks
 from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Snapshot
@@ -137,7 +137,7 @@ async def test_the_verbs_without_an_agent_number_the_nics_as_the_agent_does(tmp_
         await n.stop_agent()
         n.machine.unplug(SLOTS[1])
         config = load(n.config_file.read_text(), name="nodeagent.yaml")
-        view = await scan_once(config, n.root)
+        view = await scan_machine(config, n.root)
         shown = {
             resource: {entry.parent for entry in devices if entry.health.allocatable}
             for resource, devices in view.resources
@@ -145,10 +145,10 @@ async def test_the_verbs_without_an_agent_number_the_nics_as_the_agent_does(tmp_
         assert shown == {nic(number): {SLOTS[number]} - {SLOTS[1]} for number in range(4)}
         assert sum(len(devices) for _, devices in view.resources) == 4 * VFS
         tree = Tree(n.root)
-        stored = nic_checks.read_stored(Target(tree, config, recorded=True, kubelet_dir=None))
+        stored = nic_checks.read_stored_nics(Target(tree, config, recorded=True, kubelet_dir=None))
         facts = nic_checks.completed(pci_source.scan(tree), stored)
         snapshot = Snapshot(product=facts.product, functions=facts.functions, links=facts.links)
-        claims = kubelet_checks.findings(
+        claims = kubelet_checks.kubelet_findings(
             kubelet_checks.KubeletFacts(
                 folder=tmp_path, exists=True, locked=True, offered={nic(1): tuple(sorted(vfs_of(SLOTS[1])))}
             ),

@@ -30,7 +30,7 @@ from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.device_list import DeviceList
 from nodeagent.kubelet.offer_files import OfferFiles
-from nodeagent.kubelet.rail_memory import FORM, RailMemory
+from nodeagent.kubelet.rail_memory import RAILS_FORM, RailMemory
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.offering.device_offering import DeviceOffering
 from nodeagent.sources.bounded_scan import BoundedScan
@@ -252,7 +252,7 @@ class NodeHistory(RuleBasedStateMachine):
         """The rails start over; the names that the kubelet counts are still its own."""
         if rename:
             self.names.reverse()
-        (self.root / STATE / FORM.name).unlink(missing_ok=True)
+        (self.root / STATE / RAILS_FORM.name).unlink(missing_ok=True)
         self.rail_of = {}
         self.start_agent()
 

@@ -75,7 +75,7 @@ def test_the_agent_takes_its_own_pod_from_its_environment(
     async def run(_config: Config, made: AgentOptions) -> None:
         options.append(made)
 
-    monkeypatch.setattr(agent, "run", run)
+    monkeypatch.setattr(agent, "run_agent", run)
     monkeypatch.setattr("nodeagent.commands.run.log_to_stderr", lambda *_level, **_more: None)
     monkeypatch.setattr("gc.disable", lambda: None)  # the verb has a process of its own
     for name, value in POD.items():

@@ -146,8 +146,8 @@ async def test_no_agent_answers_for_another_root(
         await n.kubelet.start()
         await n.start_agent()
         folder = n.root / "var/lib/nodeagent"
-        await n.until((folder / local_socket.NAME).exists)
-        assert (folder / local_socket.NAME).stat().st_mode & 0o777 == 0o600
+        await n.until((folder / local_socket.SOCKET_NAME).exists)
+        assert (folder / local_socket.SOCKET_NAME).stat().st_mode & 0o777 == 0o600
         n.machine.set_link(0, up=False)
         await n.until(lambda: n.agent is not None and "down" in str(n.agent.inventory.snapshot.functions))
         n.machine.set_link(0, up=True)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from nodeagent.base import kept_changes
 from nodeagent.base.change_log import TEXT_MAX, TEXTS_MAX, Change, ChangeLog, changes_since
 from nodeagent.base.kept_changes import (
+    CHANGES_FORM,
     FILE_BYTES,
-    FORM,
     KEPT_MAX,
     ChangesFile,
     ChangesKeeper,
@@ -61,7 +61,7 @@ def test_neither_number_nor_length_exceeds_the_bound(size: int, changes: list[Ch
             *stored.names,
         )
         assert max(map(len, texts)) <= TEXT_MAX
-    assert FORM.decode(FORM.encode(kept(tuple(log.changes)))).changes == tuple(log.changes)
+    assert CHANGES_FORM.decode(CHANGES_FORM.encode(kept(tuple(log.changes)))).changes == tuple(log.changes)
 
 
 @given(st.lists(st.integers(0, 50), max_size=50).map(sorted), st.integers(0, 60), st.integers(1, 60))
@@ -94,7 +94,7 @@ def test_the_file_keeps_the_newest_that_fit() -> None:
     assert [it.at for it in kept(tuple(log.changes)).changes][:1] == [5.0]
     long = ("x" * TEXT_MAX,) * TEXTS_MAX
     log.add(Change(float(at), "nic", "nic0", "a", "b", long, long) for at in range(KEPT_MAX))
-    assert len(FORM.encode(kept(tuple(log.changes)))) <= FILE_BYTES + 100
+    assert len(CHANGES_FORM.encode(kept(tuple(log.changes)))) <= FILE_BYTES + 100
     assert kept(tuple(log.changes)).changes[-1].at == KEPT_MAX - 1
 
 
@@ -137,7 +137,7 @@ async def test_a_bad_or_other_file_costs_the_older_changes_alone(text: str, tmp_
     keeping.cancel()
     with suppress(asyncio.CancelledError):
         await keeping
-    assert [it.at for it in FORM.decode(path.read_bytes()).changes] == [4.0]
+    assert [it.at for it in CHANGES_FORM.decode(path.read_bytes()).changes] == [4.0]
 
 
 MOUNTS = """\

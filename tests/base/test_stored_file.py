@@ -19,7 +19,14 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.base import stored_file
-from nodeagent.base.stored_file import RESTORE_S, SIZE_MAX, StoredFile, StoredForm, keep_files, unwritable
+from nodeagent.base.stored_file import (
+    RESTORE_S,
+    STORED_SIZE_MAX,
+    StoredFile,
+    StoredForm,
+    keep_files,
+    unwritable,
+)
 from tests.support.dead_files import dead
 
 FORM = StoredForm(
@@ -58,7 +65,7 @@ OBSTACLES = {
     "a FIFO": (fifo, "put a regular file there"),
     "a folder": (Path.mkdir, "directory"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "put a regular file there"),
-    "a large file": (lambda path: path.write_bytes(b" " * (SIZE_MAX + 1)), "larger than"),
+    "a large file": (lambda path: path.write_bytes(b" " * (STORED_SIZE_MAX + 1)), "larger than"),
     "another type": (lambda path: path.write_text('{"a": "b"}'), "int"),
     "no JSON": (lambda path: path.write_bytes(b"\xff"), "malformed"),
     "deep JSON": (lambda path: path.write_bytes(b'{"a":' + b"[" * 100_000), ""),

@@ -19,8 +19,15 @@ from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import HOLDERS_MAX, REPORT, NodeReporter, body, rails_of, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
-from nodeagent.fabric.maintenance import MAINTENANCE
-from nodeagent.fabric.nodelinks import Contender, GpuMemoryLevel, NodeLinks, ReportedId, convert, decode
+from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
+from nodeagent.fabric.nodelinks import (
+    Contender,
+    GpuMemoryLevel,
+    NodeLinks,
+    ReportedId,
+    convert_nodelinks,
+    decode_nodelinks,
+)
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import (
     Function,
@@ -41,7 +48,7 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError, RefusedField
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
-from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.lldpdu_codec import encode_lldpdu
 from nodeagent.lldp.neighbor_table import NeighborTable
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.kubernetes_schemas import from_crd
@@ -105,7 +112,7 @@ def report_of(
 def test_eight_links_are_one_small_object_that_reads_back():
     made = report_of(snapshot(*map(neighbor, range(8))))
     raw = msgspec.json.encode(made)
-    assert decode(raw) == made
+    assert decode_nodelinks(raw) == made
     assert len(raw) < 3300
     first = msgspec.to_builtins(made.links[0])
     assert first == {
@@ -271,7 +278,7 @@ def test_the_report_names_the_neighbor_that_the_table_shows_first(steps):
         match step:
             case ("frame", port, ttl):
                 pdu = Lldpdu(ChassisId(7, port.encode()), PortId(5, b"p"), ttl)
-                table.receive(netdev, build_frame(NEAREST_BRIDGE, b"\2" * 6, encode(pdu)), now)
+                table.receive(netdev, build_frame(NEAREST_BRIDGE, b"\2" * 6, encode_lldpdu(pdu)), now)
             case ("carrier lost",):
                 table.mark_stale(netdev)
             case ("wait", seconds):
@@ -447,7 +454,10 @@ async def test_planned_work_on_the_report_reaches_the_health_of_its_links(
         report = server.find("nodelinks", "gpu-0", "nodeagent")
         assert report is not None
         server.put(
-            {**report, "metadata": report["metadata"] | {"annotations": {MAINTENANCE: json.dumps(entries)}}}
+            {
+                **report,
+                "metadata": report["metadata"] | {"annotations": {MAINTENANCE_LABEL: json.dumps(entries)}},
+            }
         )
 
     try:
@@ -481,7 +491,9 @@ async def test_planned_work_on_the_report_reaches_the_health_of_its_links(
             assert taken[-1].keys() == {first, second}
             kept = server.find("nodelinks", "gpu-0", "nodeagent")
             assert kept is not None
-            assert MAINTENANCE in kept["metadata"]["annotations"], "the report keeps what a person wrote"
+            assert MAINTENANCE_LABEL in kept["metadata"]["annotations"], (
+                "the report keeps what a person wrote"
+            )
         assert sum("entry 3" in line for line in caplog.messages) == 1
     finally:
         await server.stop()
@@ -600,7 +612,7 @@ def test_the_report_has_the_enforcement_of_each_resource_and_an_older_definition
         {"resource": "x/gpu-mem", "enforcement": "mps"},
         {"resource": "x/gpu-mem-hard", "enforcement": "nvml-limits"},
     ]
-    assert convert(written).gpu_memory == links.gpu_memory
+    assert convert_nodelinks(written).gpu_memory == links.gpu_memory
     why = "failed to create typed patch object: .gpuMemory: field not declared in schema"
     refused = ApiError("patch", "/nodelinks/n1", 500, "", why)
     assert leave_out(written, refused_fields(refused)) == ["gpuMemory"]
@@ -673,7 +685,7 @@ def test_the_pods_with_vfs_are_reported_on_request_alone():
             "since": "2026-11-21T12:00:00Z",
         },
     )
-    assert decode(msgspec.json.encode(made)) == made
+    assert decode_nodelinks(msgspec.json.encode(made)) == made
 
 
 def test_a_holder_keeps_its_time_over_restarts_and_while_podresources_does_not_answer():

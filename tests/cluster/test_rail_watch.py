@@ -14,7 +14,7 @@ from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.node_report import report
 from nodeagent.cluster.rail_watch import RailWatch, read_rail_links
 from nodeagent.fabric.fabric_settings import FabricRules
-from nodeagent.fabric.nodelinks import NodeLinks, RailLeg, decode
+from nodeagent.fabric.nodelinks import NodeLinks, RailLeg, decode_nodelinks
 from nodeagent.fabric.rail_partners import RailPartners, rail_partners_object, rail_partners_of
 from nodeagent.fabric.reports import InternPool, RefusedReportError, ReportReader
 from nodeagent.facts.inventory import Inventory
@@ -193,7 +193,7 @@ def test_the_controller_refuses_a_report_with_too_many_legs() -> None:
     legs = [{"node": f"n{i}", "nic": "nic0", "level": 10} for i in range(17)]
     for text, fits in ((legs[:16], True), (legs, False), ([{**legs[0], "node": "x" * 2000}], False)):
         raw = {"nodeName": "gpu-0", "links": [{"name": "nic0", "legs": text}]}
-        links = decode(json.dumps(raw).encode())
+        links = decode_nodelinks(json.dumps(raw).encode())
         if fits:
             reader.read("gpu-0", links)
         else:

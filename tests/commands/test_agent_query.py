@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from nodeagent.console.agent_query import AgentQueryError, follow, origin, wait_for
+from nodeagent.console.agent_query import AgentQueryError, follow_agent, origin, wait_for
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -37,11 +37,11 @@ async def shown(answers: AsyncIterator[int]) -> list[tuple[int, int]]:
 
 
 async def test_each_answer_is_shown_until_the_agent_ends() -> None:
-    assert await shown(follow(1, Agent(1, 2))) == [(1, 0), (1, 1), (2, 2)]
+    assert await shown(follow_agent(1, Agent(1, 2))) == [(1, 0), (1, 1), (2, 2)]
 
 
 async def test_an_answer_that_is_the_same_is_not_shown_again() -> None:
-    assert await shown(follow(1, Agent(1, 1, 2, 2, 1), operator.eq)) == [(1, 0), (2, 3), (1, 5)]
+    assert await shown(follow_agent(1, Agent(1, 1, 2, 2, 1), operator.eq)) == [(1, 0), (2, 3), (1, 5)]
 
 
 async def test_waiting_ends_when_the_answer_does_not_wait() -> None:

@@ -75,7 +75,7 @@ def facts(root: Path) -> object:
         version = driver.version()
     finally:
         driver.close()
-    places = [nvml_session.place(tree, reading.pci_address or "") for reading in readings]
+    places = [nvml_session.place_of(tree, reading.pci_address or "") for reading in readings]
     return pci_source.scan(tree), host_paths.find(tree, CDI), readings, version, places
 
 
@@ -93,8 +93,8 @@ def test_vfs_show_gives_the_same_result_on_a_capture(root: Path, tmp_path: Path)
     (root / "sys/class/net/enp154s0v1/upper_bond0").symlink_to("../bond0")
     capture(root, tmp_path / "c", scramble=False)
     config = Config(vfs=(VfsEntry(select=PfSelect(vendors=("15b3",)), count=8),))
-    shown = apply.show(config, tmp_path / "c")
-    assert shown == apply.show(config, root)
+    shown = apply.read_vfs(config, tmp_path / "c")
+    assert shown == apply.read_vfs(config, root)
     assert [pf.state for pf in shown.pfs] == [apply.PfState.REFUSED] * 2
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from nodeagent.cli import main
 from nodeagent.commands.capture.machine_capture import CaptureError, capture
-from nodeagent.commands.capture.sample_recorder import record
+from nodeagent.commands.capture.sample_recorder import record_samples
 from nodeagent.commands.health.replay import replay
 from nodeagent.health.health_settings import HealthSettings
-from nodeagent.health.recording import decode
+from nodeagent.health.recording import decode_recording
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
-from nodeagent.sampling.recorded_samples import load
+from nodeagent.sampling.recorded_samples import load_samples
 from nodeagent.sources.gpu_source import Pace
 from nodeagent_lab.sim.machine import Machine
 from tests.support.waiting import LIMIT_S
@@ -33,9 +33,9 @@ def machine(tmp_path: Path) -> tuple[Machine, Path]:
 def test_a_recording_can_be_read_and_names_devices_but_no_node(machine, tmp_path):
     made, root = machine
     file = tmp_path / "samples.jsonl"
-    assert "samples of 3 PFs and 2 GPUs" in record(root, file, 0.7)
+    assert "samples of 3 PFs and 2 GPUs" in record_samples(root, file, 0.7)
     with file.open("rb") as lines:
-        header, rest = decode(lines)
+        header, rest = decode_recording(lines)
         samples = list(rest)
     nic = made.nic(0)
     mine = next(one for one in header.devices if one.device == nic.address)
@@ -69,7 +69,7 @@ def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
     file = tmp_path / "samples.jsonl"
     made.ecc(0, uncorrectable=1)
     pace = Pace(interval_s=0.2, vitals_s=0.5)
-    recording = threading.Thread(target=record, args=(root, file, 4.0), kwargs={"pace": pace})
+    recording = threading.Thread(target=record_samples, args=(root, file, 4.0), kwargs={"pace": pace})
     recording.start()
     until_it_holds(file, '"gpu_celsius"', '"gpu_lost"')
     made.raise_xid(1, 79)
@@ -79,7 +79,7 @@ def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
     recording.join(LIMIT_S)
     assert not recording.is_alive()
     with file.open("rb") as lines:
-        header, rest = decode(lines)
+        header, rest = decode_recording(lines)
         samples = list(rest)
     cards = {one.device: one for one in header.devices if one.kind == "gpu"}
     assert [one.index for one in cards.values()] == [0, 1]
@@ -102,7 +102,7 @@ def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
 def test_a_pf_whose_vfs_change_and_that_leaves_the_bus_is_recorded_and_replayed(machine, tmp_path):
     made, root = machine
     file = tmp_path / "samples.jsonl"
-    recording = threading.Thread(target=record, args=(root, file, 6.0))
+    recording = threading.Thread(target=record_samples, args=(root, file, 6.0))
     recording.start()
     until_it_holds(file, '"pf_vfs"')
     made.set_vfs(0, 2)
@@ -112,7 +112,7 @@ def test_a_pf_whose_vfs_change_and_that_leaves_the_bus_is_recorded_and_replayed(
     recording.join(LIMIT_S)
     assert not recording.is_alive()
     with file.open("rb") as lines:
-        header, rest = decode(lines)
+        header, rest = decode_recording(lines)
         samples = list(rest)
     address = made.nic(0).address
     facts = [one for one in samples if one.device == address and "pf_present" in one.values]
@@ -126,7 +126,7 @@ def test_a_failing_driver_is_reported_and_the_nics_are_recorded(machine, tmp_pat
     made, root = machine
     made.fail_driver("init", "Driver/library version mismatch")
     file = tmp_path / "samples.jsonl"
-    summary = record(root, file, 0.3)
+    summary = record_samples(root, file, 0.3)
     assert "3 PFs and 0 GPUs" in summary
     assert "gpu: Driver/library version mismatch" in summary
     assert file.read_bytes().count(b"\n") > 3
@@ -136,7 +136,7 @@ def test_a_recording_does_not_overwrite_a_file(machine, tmp_path):
     file = tmp_path / "samples.jsonl"
     file.write_text("an incident that will not happen again\n")
     with pytest.raises(CaptureError, match="exists already"):
-        record(machine[1], file, 0.1)
+        record_samples(machine[1], file, 0.1)
     assert file.read_text().startswith("an incident")
 
 
@@ -160,7 +160,7 @@ def test_a_capture_has_samples_without_serial_numbers(machine, tmp_path):
     device = made.nic(0).address
     values = {
         name: value
-        for one in load(Tree(tmp_path / "c"))
+        for one in load_samples(Tree(tmp_path / "c"))
         if one.device == device
         for name, value in one.values.items()
     }

@@ -109,9 +109,9 @@ def test_a_scan_on_a_narrow_terminal_shortens_uuids_to_unique_prefixes(dgx: Path
     from nodeagent.commands.scan import listing
     from nodeagent.console.terminal import Screen
 
-    seen = asyncio.run(listing.scan_once(Config(), dgx))
-    wide, narrow = listing.as_table(seen, Screen(200)), listing.as_table(seen, Screen(100))
-    assert listing.as_table(seen) == wide
+    seen = asyncio.run(listing.scan_machine(Config(), dgx))
+    wide, narrow = listing.machine_table(seen, Screen(200)), listing.machine_table(seen, Screen(100))
+    assert listing.machine_table(seen) == wide
     gpus = [line for line in narrow.splitlines() if "GPU-" in line]
     assert len({line.split()[1] for line in gpus}) == 8
     assert all(line.split()[1] in wide and len(line) <= 100 for line in gpus)

@@ -19,7 +19,7 @@ import yaml
 
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import PAGE, parsers
-from nodeagent.console.exit_codes import LOOKS, RUNS, SHOWS, VERBS, WRITES, table
+from nodeagent.console.exit_codes import EXIT_CODES, LOOKS, RUNS, SHOWS, WRITES, table
 from nodeagent_lab.sim.machine import Machine
 from tests.commands.test_cabling import hall, write
 from tests.commands.test_maintain import cluster, work
@@ -85,7 +85,7 @@ def codes(verb: str, case: str) -> int:
         "unknown": 2,
         "wrong": 2,
         "few": 2,
-        "blind": 1 if VERBS[verb] is WRITES else 2,
+        "blind": 1 if EXIT_CODES[verb] is WRITES else 2,
     }[case]
 
 
@@ -118,8 +118,8 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 def test_each_verb_has_a_row_and_its_cases() -> None:
     verbs = {*leaves(_parser())}
-    assert verbs | {"health --problem"} == VERBS.keys() == CASES.keys()
-    for verb, row in VERBS.items():
+    assert verbs | {"health --problem"} == EXIT_CODES.keys() == CASES.keys()
+    for verb, row in EXIT_CODES.items():
         if row is LOOKS and verb not in ("doctor",):
             assert {"blind", "unknown"} & CASES[verb].keys(), verb
 
@@ -144,12 +144,12 @@ def test_a_verb_ends_as_its_row_says(
     assert code == codes(verb, case), said.err
     if code == 2:
         assert said.err or said.out, "it says why"
-    if case == "blind" and VERBS[verb] is SHOWS:
+    if case == "blind" and EXIT_CODES[verb] is SHOWS:
         assert not said.out, "an empty list would say that there is nothing"
 
 
 @pytest.mark.parametrize(
-    "verb", [verb for verb, row in VERBS.items() if row is not RUNS and " --" not in verb]
+    "verb", [verb for verb, row in EXIT_CODES.items() if row is not RUNS and " --" not in verb]
 )
 def test_a_word_that_is_no_option_is_2(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -294,7 +294,7 @@ def test_the_other_verbs_write_all_though_nobody_reads_what_they_print(
 def test_each_verb_that_writes_is_run_without_a_reader() -> None:
     """Those above: a new one needs its own."""
     tried = {"maintain", "cordon", "uncordon", "capture", "vfs apply", "remembered"}
-    assert {verb for verb, row in VERBS.items() if row is WRITES} == tried
+    assert {verb for verb, row in EXIT_CODES.items() if row is WRITES} == tried
 
 
 def test_a_verb_that_shows_is_no_failure_without_a_reader_and_a_fault_stays_one(

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.cli import main
-from nodeagent.commands.gpus.gpu_listing import LIMITED_BY, as_table
+from nodeagent.commands.gpus.gpu_listing import LIMITED_BY, gpu_table
 from nodeagent.console.terminal import Screen
 from nodeagent.facts.gpu_usage import NamedProcess
 from nodeagent.facts.model import ContainerLimit, Holding, MigDevice, Snapshot
@@ -84,7 +84,7 @@ SECOND = GpuStatus(
 
 
 def test_the_table_has_a_line_for_each_gpu_and_pod_and_marks_an_over_use() -> None:
-    table = as_table(
+    table = gpu_table(
         GpuStatuses(
             (FIRST, GpuStatus(1, "GPU-8897a477-0000", 80 * GIB, "healthy")), "no hostPID", driver="580.95"
         ),
@@ -118,14 +118,14 @@ def test_the_table_has_a_line_for_each_gpu_and_pod_and_marks_an_over_use() -> No
 @pytest.mark.parametrize("width", [80, None])
 def test_the_tables_fit_a_terminal_of_80_columns(width: int | None) -> None:
     listed = GpuStatuses((FIRST, SECOND), driver="580.95.05")
-    said = as_table(listed, Screen(width), processes=True, now=1.8e9 + 7200)
+    said = gpu_table(listed, Screen(width), processes=True, now=1.8e9 + 7200)
     golden.same(GOLDEN / f"gpus-{width or 'wide'}.txt", said)
     assert max(map(len, said.splitlines())) <= (width or 200)
 
 
 def test_gpus_of_several_models_are_named_one_by_one() -> None:
     other = replace(SECOND, model="NVIDIA L40S", mig=())
-    said = as_table(GpuStatuses((FIRST, other)))
+    said = gpu_table(GpuStatuses((FIRST, other)))
     assert said.startswith("GPUS: 1 x NVIDIA H100 80GB HBM3, 1 x NVIDIA L40S\n")
     assert "  GPU1 (NVIDIA L40S): healthy\n" in said
 
@@ -160,7 +160,7 @@ def test_a_pod_is_above_its_share_only_beyond_the_tolerance_of_the_rule() -> Non
     for used, marked in ((GIB + 1, False), (GIB + tolerance, False), (GIB + tolerance + 1, True)):
         gpu = replace(FIRST, pods=(PodAccount("team", "llm-0", GIB, used),))
         listed = gpu_statuses(Snapshot(gpus=(gpu_of(0),)), [], [], (), None, **AT_0)
-        table = as_table(replace(listed, gpus=(gpu,)))
+        table = gpu_table(replace(listed, gpus=(gpu,)))
         assert ("above its share" in table) is marked
 
 
@@ -180,12 +180,12 @@ def test_the_last_values_of_a_gpu_that_is_not_measured_are_marked_with_their_age
     assert (fresh.old_seconds, fresh.free) == ((gap_s, 0) if lost else (None, 79))
     (old,) = (listed := at(400.0)).gpus
     assert (old.old_seconds, old.celsius) == (300.0, 31.0)
-    row, _, _, _, hardware, *_, remark = as_table(listed).splitlines()[2:]
+    row, _, _, _, hardware, *_, remark = gpu_table(listed).splitlines()[2:]
     free = "0/79 0" if lost else "79/79 79"
     assert f"2.0/79.6 GiB (old) {free} 50 % (old)" in " ".join(row.split())
     assert "0 - 31 °C (old) -" in " ".join(hardware.split())
     assert remark.strip() == "GPU0: its values are 5 min old, because it is not measured any more"
-    assert "\x1b[2m31 °C (old)" in as_table(listed, Screen(200, color=True))
+    assert "\x1b[2m31 °C (old)" in gpu_table(listed, Screen(200, color=True))
 
 
 def test_a_gpu_in_mig_mode_has_a_line_for_each_mig_device_with_its_pod() -> None:
@@ -196,7 +196,7 @@ def test_a_gpu_in_mig_mode_has_a_line_for_each_mig_device_with_its_pod() -> None
     count = DeviceCount("x/mig-1g.10gb", gpu.uuid, 2, 2, 1, None)
     (status,) = (whole := gpu_statuses(snapshot, [count], [], accounts(snapshot, {}, {}), None, **AT_0)).gpus
     assert (status.slices, status.granted_bytes) == (None, 10 * GIB)
-    table = [" ".join(line.split()) for line in as_table(whole).splitlines()]
+    table = [" ".join(line.split()) for line in gpu_table(whole).splitlines()]
     assert table[2:5] == [
         f"0 {gpu.uuid} 10.0 GiB - - - - healthy",
         "MIG-a 10.0 GiB 1g.10gb, held by team/llm-0",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.base.change_log import Change, ChangeLog
-from nodeagent.base.kept_changes import FORM, kept
+from nodeagent.base.kept_changes import CHANGES_FORM, kept
 from nodeagent.cli import main
 from nodeagent.commands.history import differences
 from nodeagent.console import moments
@@ -30,7 +30,7 @@ def saved(folder: Path, *changes: Change) -> str:
     log = ChangeLog(100)
     log.add(changes)
     file = folder / "history.json"
-    file.write_bytes(FORM.encode(kept(tuple(log.changes))))
+    file.write_bytes(CHANGES_FORM.encode(kept(tuple(log.changes))))
     return str(file)
 
 

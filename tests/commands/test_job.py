@@ -112,7 +112,7 @@ def file(reports: list[NodeLinks], pods: Pods, folder: Path) -> str:
 
 def lines(made: Preview, name: str, width: int | None = None) -> list[str]:
     jobs = by_job(map(job_pod, made.pods))
-    return [*job.as_lines(*job.described(made, jobs, job.chosen(jobs, name, None)), NOW, Screen(width))]
+    return [*job.as_lines(*job.described_job(made, jobs, job.chosen(jobs, name, None)), NOW, Screen(width))]
 
 
 @pytest.mark.golden("tests/golden/fabric-job.txt")
@@ -184,7 +184,7 @@ def test_a_node_without_a_report_is_named_and_not_taken_for_good(tmp_path: Path)
     reports, pods = scene()
     seen = preview([it for it in reports if it.node_name != "su0-n01"], pods, tmp_path)
     jobs = by_job(map(job_pod, seen.pods))
-    made, found = job.described(seen, jobs, JobKey("ml", "JobSet", "llama"))
+    made, found = job.described_job(seen, jobs, JobKey("ml", "JobSet", "llama"))
     lines = [*job.as_lines(made, found, NOW)]
     assert made["unreportedNodes"] == ["su0-n01"]
     assert "no NodeLinks report of: su0-n01; nothing is known of their links" in lines

@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import parsers
-from nodeagent.console.json_document import document
+from nodeagent.console.json_document import json_document
 from nodeagent_lab.sim.machine import Machine
 from tests.commands import test_job
 from tests.support.manifests import ROOT
@@ -102,7 +102,7 @@ def test_the_table_has_every_verb_that_prints_json() -> None:
 
 
 def test_keys_of_an_earlier_version_stay_beside_the_new_ones(tmp_path: Path) -> None:
-    made = json.loads(document({"a_b": [{"c_d": None}], "00:01_x": 1}, tmp_path, "/run/agent.sock"))
+    made = json.loads(json_document({"a_b": [{"c_d": None}], "00:01_x": 1}, tmp_path, "/run/agent.sock"))
     assert made["a_b"] == made["aB"] == [{"c_d": None, "cD": None}]
     assert made["00:01_x"] == 1
     assert made["source"] == "/run/agent.sock"

@@ -14,7 +14,7 @@ import pytest
 
 from nodeagent.cli import main
 from nodeagent.commands.plan.maintain import TRIES
-from nodeagent.fabric.maintenance import MAINTENANCE, Maintenance, read_maintenance
+from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, Maintenance, read_maintenance
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.commands.test_plan_live import kubeconfig
 from tests.controller.test_controller import populate
@@ -45,7 +45,7 @@ def work(server: ApiServer, *, of_report: bool = False) -> dict[str, tuple[Maint
     found = {}
     for name in [f"node-{unit}{number}" for unit in range(2) for number in range(4)] + ["cpu-1"]:
         obj = server.find(kind[0], name, kind[1]) or {"metadata": {}}
-        entries, fault = read_maintenance((obj["metadata"].get("annotations") or {}).get(MAINTENANCE))
+        entries, fault = read_maintenance((obj["metadata"].get("annotations") or {}).get(MAINTENANCE_LABEL))
         assert fault == ""
         if entries:
             found[name] = entries
@@ -87,7 +87,7 @@ async def test_a_link_a_node_and_a_switch_are_maintained_listed_and_ended(
         assert work(server).keys() == {"cpu-1"}
         node = server.find("nodes", "node-01")
         assert node is not None
-        assert MAINTENANCE not in node["metadata"].get("annotations", {})
+        assert MAINTENANCE_LABEL not in node["metadata"].get("annotations", {})
         assert await verb("cpu-1", "--end") == 0
         capsys.readouterr()
         assert await verb() == 0
@@ -97,7 +97,7 @@ async def test_a_link_a_node_and_a_switch_are_maintained_listed_and_ended(
 async def test_what_is_named_again_is_replaced_and_what_is_over_goes(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (server, verb):
         server.put({"apiVersion": "v1", "kind": "Node",
-                    "metadata": {"name": "node-00", "annotations": {MAINTENANCE: EXPIRED, "a": "b"}}})  # fmt: skip
+                    "metadata": {"name": "node-00", "annotations": {MAINTENANCE_LABEL: EXPIRED, "a": "b"}}})  # fmt: skip
         for until in ("2h", "3h"):
             assert await verb("node-00/nic1", "--until", until) == 0
         assert await verb("node-00", "--until", "1h") == 0
@@ -171,13 +171,13 @@ async def test_on_the_node_itself_a_link_needs_no_other_name(
 async def test_a_wrong_annotation_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with cluster(tmp_path) as (server, verb):
         server.put({"apiVersion": "v1", "kind": "Node",
-                    "metadata": {"name": "node-00", "annotations": {MAINTENANCE: '[{"until":"x"}]'}}})  # fmt: skip
+                    "metadata": {"name": "node-00", "annotations": {MAINTENANCE_LABEL: '[{"until":"x"}]'}}})  # fmt: skip
         assert await verb() == 0
         assert "of the Node node-00 is wrong and partly ignored: entry 1" in capsys.readouterr().err
 
 
 def annotated(node: str, text: str) -> dict[str, Any]:
-    metadata = {"name": node, "annotations": {MAINTENANCE: text}}
+    metadata = {"name": node, "annotations": {MAINTENANCE_LABEL: text}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
@@ -190,7 +190,7 @@ async def test_what_cannot_be_read_stays_and_what_would_not_count_is_refused(
             {
                 "apiVersion": "v1",
                 "kind": "Node",
-                "metadata": {"name": "node-00", "annotations": {MAINTENANCE: wrong}},
+                "metadata": {"name": "node-00", "annotations": {MAINTENANCE_LABEL: wrong}},
             }
         )
         assert await verb("node-00/nic0", "--until", "2h") == 1
@@ -198,13 +198,13 @@ async def test_what_cannot_be_read_stays_and_what_would_not_count_is_refused(
             "nothing was changed; mend it, or remove it: kubectl annotate node node-00"
             in capsys.readouterr().err
         )
-        assert server.find("nodes", "node-00", None)["metadata"]["annotations"][MAINTENANCE] == wrong
+        assert server.find("nodes", "node-00", None)["metadata"]["annotations"][MAINTENANCE_LABEL] == wrong
         full = json.dumps([{"until": "2099-01-01T00:00:00Z", "link": f"nic{n}"} for n in range(100, 164)])
         server.put(
             {
                 "apiVersion": "v1",
                 "kind": "Node",
-                "metadata": {"name": "node-00", "annotations": {MAINTENANCE: full}},
+                "metadata": {"name": "node-00", "annotations": {MAINTENANCE_LABEL: full}},
             }
         )
         assert await verb("node-00/nic0", "--until", "2h") == 1
@@ -254,7 +254,7 @@ async def test_a_file_with_nodes_has_the_planned_work_too(
     entry = {"until": "2100-01-01T00:00:00Z", "link": "nic0"}
     node = {
         "kind": "Node",
-        "metadata": {"name": "node-12", "annotations": {MAINTENANCE: json.dumps([entry, {}])}},
+        "metadata": {"name": "node-12", "annotations": {MAINTENANCE_LABEL: json.dumps([entry, {}])}},
     }
     file = tmp_path / "objects.json"
     file.write_bytes(msgspec.json.encode([report, node]))

@@ -67,13 +67,13 @@ async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, 
         said[0] == "0 of 2 links with carrier have a neighbor (3 in all); waiting up to 600 s for the others"
     )
     assert said[-1] != said[0]
-    table = neighbor_listing.as_table(result).splitlines()
+    table = neighbor_listing.neighbor_table(result).splitlines()
     assert table[0].split("  ")[0] == "LINK"
     assert re.fullmatch(
         r"swp1  -  +leaf-1  Ethernet1  node-7\\x1b\[31m  -  +\d+ s +2 min  \d+ s +live", table[1]
     )
     assert re.fullmatch(r"swp3  -  +-  +-  +-  +-  +-  +-  +-  +down", table[3])
-    printed = json.loads(neighbor_listing.as_json(result))
+    printed = json.loads(neighbor_listing.neighbors_json(result))
     assert [link["state"] for link in printed["links"]] == ["live", "live", "down"]
     one = printed["links"][0]["neighbors"][0]
     assert one["port_id"] == {"subtype": "ifname", "value": "Ethernet1"}
@@ -86,7 +86,7 @@ async def test_a_short_wait_prints_its_length_instead_of_a_reason(links, root):
     async with asyncio.timeout(60):
         result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=0.2)
     assert [row.state for row in result.rows] == ["unheard", "unheard", "down"]
-    table = neighbor_listing.as_table(result)
+    table = neighbor_listing.neighbor_table(result)
     assert "swp1: no LLDP in 0.2 s, which proves little: a switch sends every 30 s" in table
     assert "most likely" not in table
 
@@ -98,14 +98,14 @@ async def test_a_link_without_frames_for_long_has_a_likely_reason(links, root):
     assert [row.state for row in result.rows] == ["silent", "silent", "down"]
     assert (
         "swp1: carrier, but no LLDP for 65 s: LLDP is most likely off on the switch port"
-        in neighbor_listing.as_table(result)
+        in neighbor_listing.neighbor_table(result)
     )
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_watch_prints_each_change(links, root):
     _, far = links
-    listings = neighbor_listing.watch(SWP, QUIET, root)
+    listings = neighbor_listing.watch_neighbors(SWP, QUIET, root)
     async with asyncio.timeout(60):
         first = await anext(listings)
         assert [row.state for row in first.rows] == ["unheard", "unheard", "down"]
@@ -207,7 +207,7 @@ async def test_a_restarted_agent_prefers_the_switch_of_before(links, monkeypatch
     monkeypatch.setattr(lldp_source, "CHECK_S", 0.05)
     async with node("two-gpu-two-nic") as running:
         config = running.configure('links: {select: {netdevs: ["swp*"]}}')
-        stored = StoredFile(running.root / "var/lib/nodeagent", lldp_source.FORM)
+        stored = StoredFile(running.root / "var/lib/nodeagent", lldp_source.NEIGHBORS_FORM)
 
         async def send_until(done, frame: bytes) -> None:
             with far.raw("b1") as wire:
@@ -264,7 +264,7 @@ async def test_a_scan_receives_until_every_named_link_has_a_neighbor(links, root
     speaking = asyncio.create_task(speak())
     try:
         async with asyncio.timeout(60):
-            result = await listing.scan_once(transmitting(), root, wait_s=600)
+            result = await listing.scan_machine(transmitting(), root, wait_s=600)
     finally:
         speaking.cancel()
     assert [one.link for one in result.snapshot.neighbors] == ["swp1", "swp2"]
@@ -278,8 +278,8 @@ async def test_the_verbs_send_nothing_to_the_switches(links, root):
         heard = open_socket(far.ifindex("b1"))
     with heard as switch:
         async with asyncio.timeout(60):
-            await listing.scan_once(transmitting(), root, wait_s=0.3)
-            listings = neighbor_listing.watch(SWP, transmitting().lldp, root)
+            await listing.scan_machine(transmitting(), root, wait_s=0.3)
+            listings = neighbor_listing.watch_neighbors(SWP, transmitting().lldp, root)
             await anext(listings)
             with far.raw("b1") as wire:
                 wire.send(announce("leaf-1"))
@@ -292,7 +292,7 @@ async def test_the_verbs_send_nothing_to_the_switches(links, root):
 async def test_a_scan_of_a_capture_does_not_wait_for_lldp(tmp_path):
     Machine.load("two-gpu-two-nic").write(tmp_path / "root")
     async with asyncio.timeout(60):
-        result = await listing.scan_once(Config(), tmp_path / "root", wait_s=600)
+        result = await listing.scan_machine(Config(), tmp_path / "root", wait_s=600)
     assert result.snapshot.links
 
 
@@ -308,7 +308,7 @@ def test_the_answer_for_a_copy_of_a_machine_names_where_frames_arrive(tmp_path, 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_a_machine_without_links_prints_the_setting_to_change(links, root):
     result = await neighbor_listing.read_once(LinkSelect(), QUIET, root)
-    assert neighbor_listing.as_table(result).startswith("This machine has no link")
+    assert neighbor_listing.neighbor_table(result).startswith("This machine has no link")
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
@@ -328,9 +328,9 @@ async def test_neighbors_of_lldpd_are_printed_in_the_same_way(links, root):
     ]
     assert [(remark.link, remark.key) for remark in result.remarks] == [("swp1", "frame_size_mismatch")]
     assert re.search(
-        r"^swp1 .* leaf-1 .* Eth1/1 .* - +live$", neighbor_listing.as_table(result), re.MULTILINE
+        r"^swp1 .* leaf-1 .* Eth1/1 .* - +live$", neighbor_listing.neighbor_table(result), re.MULTILINE
     )
-    listings = neighbor_listing.watch(SWP, settings, root)
+    listings = neighbor_listing.watch_neighbors(SWP, settings, root)
     assert await anext(listings) == result
     await listings.aclose()
 

@@ -99,7 +99,7 @@ def test_items_without_a_kind_have_that_of_their_list_at_its_end(tmp_path: Path)
     file.write_text(json.dumps({"items": nodes, "kind": "NodeList"}))
     assert file.stat().st_size > objects.BEGINNING
     read = preview.make_objects(FabricRules())
-    objects.read(str(file), read)
+    objects.read_objects(str(file), read)
     assert len(read.nodes) == len(nodes)
 
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nodeagent.agent_config import load
-from nodeagent.commands.scan.listing import as_json, as_table
+from nodeagent.commands.scan.listing import machine_json, machine_table
 from nodeagent.console.running_sources import view_of
 from nodeagent.facts.model import HostPaths, Snapshot, StaleSource
 from nodeagent.offering.offer import Offer
@@ -21,37 +21,37 @@ VIEW = view_of(Offer(load(CONFIG, name="test")), dgx())
 
 
 def test_the_table_has_each_device_with_its_capacity_rail_and_place() -> None:
-    part = as_table(VIEW).partition("ALLOCATED BY CLAIMS\n")[2].partition("\n\n")[0]
+    part = machine_table(VIEW).partition("ALLOCATED BY CLAIMS\n")[2].partition("\n\n")[0]
     rows = [line.split() for line in part.splitlines()]
     assert rows[0] == ["DEVICE", "POOL", "CAPACITY", "RAIL", "LEAF", "PCIE", "ROOT", "PARENT"]
     assert rows[4][1:5] == ["gpu", "80896Mi", "-", "-"]
     assert rows[12] == ["nic-0000-43-00-0", "nic", "8", "VFs", "3", "-", "pci0000:03", "0000:43:00.0"]
     assert len(rows) == 17
-    assert "nic3" in as_table(VIEW).partition("PCIE AFFINITY\n")[2]
+    assert "nic3" in machine_table(VIEW).partition("PCIE AFFINITY\n")[2]
 
 
 def test_programs_get_the_attributes_and_the_answer_of_an_agent_is_decoded() -> None:
-    devices = json.loads(as_json(VIEW))["by_claim"]
+    devices = json.loads(machine_json(VIEW))["by_claim"]
     assert devices[11]["attributes"]["rail"] == 3
     assert msgspec.json.decode(msgspec.json.encode(VIEW), type=MachineView).by_claim == VIEW.by_claim
 
 
 def test_without_mode_dra_there_is_no_such_part() -> None:
     plain = CONFIG.replace(", mode: dra", "")
-    assert "ALLOCATED BY CLAIMS" not in as_table(view_of(Offer(load(plain, name="test")), dgx()))
+    assert "ALLOCATED BY CLAIMS" not in machine_table(view_of(Offer(load(plain, name="test")), dgx()))
 
 
 def test_the_places_of_a_mig_profile_are_one_row_of_the_table_and_all_in_the_json() -> None:
     gpu = dgx().gpus[0]
     facts = replace(dgx(), gpus=(MigDriver(gpu.uuid).facts(gpu),))
     divided = view_of(Offer(load(CONFIG.replace("gpu-mem", "mig"), name="test")), facts)
-    part = as_table(divided).partition("ALLOCATED BY CLAIMS\n")[2].partition("\n\n")[0]
+    part = machine_table(divided).partition("ALLOCATED BY CLAIMS\n")[2].partition("\n\n")[0]
     rows = [line.strip().split("  ")[0] for line in part.splitlines() if " mig " in line]
     assert rows[:3] == ["1g.10gb, 7 places", "1g.10gb+me, 7 places", "1g.20gb, 4 places"]
     assert rows[-1] == "7g.80gb, 1 place"
     assert "9984Mi" in part
     assert "Mi VFs" not in part
-    assert sum(it["pool"] == "mig" for it in json.loads(as_json(divided))["by_claim"]) == 25
+    assert sum(it["pool"] == "mig" for it in json.loads(machine_json(divided))["by_claim"]) == 25
 
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
@@ -59,7 +59,7 @@ HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 
 def reasons(config: str, facts: Snapshot) -> list[str]:
     facts = replace(facts, paths=WITH_DRIVER)
-    shown = as_table(view_of(Offer(load(HEAD + config, name="test")), facts))
+    shown = machine_table(view_of(Offer(load(HEAD + config, name="test")), facts))
     return [line.strip() for line in shown.partition("REASONS\n")[2].splitlines()]
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.console.terminal import Screen, columns, remarks, section
+from nodeagent.console.terminal import Screen, columns, remarks, screen_section
 from tests.support.waiting import await_bytes
 
 HEADS = ("NAME", "PCI ADDRESS", "STATE", "NOTE")
@@ -76,11 +76,11 @@ def test_foreign_text_cannot_set_colors_and_is_no_markup() -> None:
 
 def test_states_have_colors_where_the_screen_has() -> None:
     rows = [("a", "0000:18:00.0", "healthy", "down"), ("b", "0000:40:00.0", "down (held)", "-")]
-    text = section("NICS", HEADS, rows, Screen(80, color=True))
+    text = screen_section("NICS", HEADS, rows, Screen(80, color=True))
     assert "\x1b[32mhealthy" in text
     assert "\x1b[31mdown (held)" in text
     assert "\x1b[31mdown\x1b" not in text, "the word in a note is no state"
-    assert ESCAPE.sub("", text).split() == section("NICS", HEADS, rows).split()
+    assert ESCAPE.sub("", text).split() == screen_section("NICS", HEADS, rows).split()
 
 
 def test_sentences_wrap_below_their_beginning() -> None:

@@ -174,7 +174,7 @@ def test_a_time_that_no_clock_shows_stops_no_list(at: str, tmp_path: Path) -> No
         changed(hall(), lambda node, link: down(link, at) if node == "su0-n00" else link), tmp_path
     )
     found = troubles(made.plan)
-    (since,) = {one["since"] for one in trouble.document(made, found, "x", NOW)["troubles"]}
+    (since,) = {one["since"] for one in trouble.trouble_document(made, found, "x", NOW)["troubles"]}
     assert since is None
     assert len([one for one in found if one.what == "down"]) == 4
 

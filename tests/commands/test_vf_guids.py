@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from nodeagent.agent_config import Config, load
-from nodeagent.commands.scan.listing import as_table, scan_once
+from nodeagent.commands.scan.listing import machine_table, scan_machine
 from nodeagent.commands.vfs import apply
 from nodeagent.commands.vfs.provision_pf import PfProvisioning, guid_of_vf
 from nodeagent.commands.vfs.vf_users import VfUsers
@@ -76,8 +76,8 @@ def port(root: Path, vf: Function) -> tuple[str, str]:
 
 
 async def found(root: Path, *, disabled: tuple[str, ...] = ()) -> dict[str, str]:
-    facts = (await nic_checks.read(Target(Tree(root), config(), recorded=True, kubelet_dir=None))).facts
-    findings = nic_checks.findings(nic_checks.NicFacts(facts, disabled_vfs=disabled), config())
+    facts = (await nic_checks.read_nics(Target(Tree(root), config(), recorded=True, kubelet_dir=None))).facts
+    findings = nic_checks.nic_findings(nic_checks.NicFacts(facts, disabled_vfs=disabled), config())
     return {one.key: one.what for one in findings if one.key.startswith("vf_")}
 
 
@@ -86,15 +86,15 @@ async def test_a_vf_without_a_guid_is_withheld_and_named_until_vfs_apply_gives_i
 ) -> None:
     assert guids(root) == ["0000:0000:0000:0000"] * 4
     assert {port(root, vf) for vf in vfs(root)} == {("1: DOWN", "3: Disabled")}
-    view = await scan_once(config(), root)
+    view = await scan_machine(config(), root)
     assert [len(devices) for _, devices in view.resources] == [2, 2]
     assert not any(one.health.allocatable for _, devices in view.resources for one in devices)
-    (line,) = (line for line in as_table(view).splitlines() if f"{PF}: " in line)
+    (line,) = (line for line in machine_table(view).splitlines() if f"{PF}: " in line)
     assert line.endswith(
         f"{PF}: 2 VFs down: guid_missing: VF {PF[:-1]}1 has no GUID and reaches no peer; set `guid: auto` under vfs "
         "and run `nodeagent vfs apply`; 1 more like it"
     )
-    before = apply.as_table(await asyncio.to_thread(apply.show, config(), root)).splitlines()
+    before = apply.vf_table(await asyncio.to_thread(apply.read_vfs, config(), root)).splitlines()
     guids_shown = [row.split()[5] for row in before if f" {PF[:-1]}" in row and row.split()[1] in "01"]
     assert guids_shown == ["none", "none"]
     assert (await found(root))["vf_guid_missing"].startswith("4 VFs without a GUID: ")
@@ -111,12 +111,12 @@ async def test_a_vf_without_a_guid_is_withheld_and_named_until_vfs_apply_gives_i
     for index in range(2):
         folder = root / f"sys/bus/pci/devices/{PF}/sriov/{index}"
         assert (folder / "node").read_text() == (folder / "port").read_text()
-    view = await scan_once(config(), root)
+    view = await scan_machine(config(), root)
     assert all(one.health.allocatable for _, devices in view.resources for one in devices)
     assert await found(root) == {}
     again = await applied(root)
     assert [pf.state for pf in again.pfs] == ["unchanged", "unchanged"]
-    table = apply.as_table(again)
+    table = apply.vf_table(again)
     assert [guid for guid in guids(root) if str(guid) not in table] == []
 
 
@@ -156,7 +156,7 @@ def test_the_link_state_of_a_vf_that_has_a_guid_is_set_by_the_file_of_the_driver
     given = guids(root)
     assert policies(root) == ["Follow"] * 4
     wanted = config(CONFIG.replace("guid: auto", entry))
-    shown = apply.show(wanted, root)
+    shown = apply.read_vfs(wanted, root)
     result = apply.apply(wanted, root, wait_s=20)
     assert result.good, result
     assert shown.pfs[0].changes == result.pfs[0].changes == ("link_state auto → enable (VFs 0-1)",)
@@ -224,7 +224,7 @@ def test_without_netdev_and_files_a_configured_link_state_is_an_error(root: Path
 
 
 def test_show_lists_what_apply_would_do_and_changes_nothing(root: Path, machine: Machine) -> None:
-    result = apply.show(config(), root)
+    result = apply.read_vfs(config(), root)
     assert [pf.state for pf in result.pfs] == ["differs", "differs"]
     assert result.pfs[0].changes == ("guid none → auto, link state → auto (VFs 0-1)",)
     assert guids(root) == ["0000:0000:0000:0000"] * 4
@@ -246,7 +246,9 @@ def test_ethernet_vfs_are_left_alone(near: Path) -> None:
     entry = "vfs: [{select: {vendors: ['15b3']}, count: 4, guid: auto}]\n"
     with reacting(machine), kubelet(near / "m"):
         assert [pf.state for pf in apply.apply(config(entry), near / "m").pfs] == ["unchanged", "unchanged"]
-        none = apply.show(config(entry.replace("vendors: ['15b3']", "linkTypes: [infiniband]")), near / "m")
+        none = apply.read_vfs(
+            config(entry.replace("vendors: ['15b3']", "linkTypes: [infiniband]")), near / "m"
+        )
     assert none.notes[0] == "vfs[0] selects no PF with SR-IOV on this machine"
 
 
@@ -260,10 +262,10 @@ async def test_a_port_that_is_not_active_while_that_of_its_pf_is_is_named(
         "vf_port_inactive": f"1 VF with a port that is not active: {only_name(root, only)}"
     }
     assert list(await found(root, disabled=(only,))) == ["vf_link_disabled"]
-    view = await scan_once(config(), root)
+    view = await scan_machine(config(), root)
     assert (
         f"VFs have a port that is not active, although that of their PF is: set linkState: auto under vfs ({only})"
-        in (as_table(view))
+        in (machine_table(view))
     )
     machine.set_link(PF, False)
     assert await found(root) == {}, "the cable is the cause"

@@ -245,7 +245,7 @@ def test_a_capture_is_not_written(root: Path) -> None:
     with pytest.raises(SriovError, match="is a capture and is not written"):
         apply.apply(config(entry(6)), root)
     assert files(root) == before
-    assert states(apply.show(config(entry(6)), root))[FIRST] == "differs"
+    assert states(apply.read_vfs(config(entry(6)), root))[FIRST] == "differs"
 
 
 def test_a_root_without_a_machine_is_an_error(tmp_path: Path) -> None:
@@ -509,8 +509,8 @@ def test_held_differences_alone_are_a_state_and_no_failure() -> None:
         (apply.PfResult(pf(), 9000, apply.PfState.HELD, left=("trust is off: it is held",)),)
     )
     assert result.good
-    assert "pf0 0000:18:00.0: held: trust is off: it is held" in apply.as_table(result)
-    assert json.loads(apply.as_json(result))["pfs"][0]["left"] == ["trust is off: it is held"]
+    assert "pf0 0000:18:00.0: held: trust is off: it is held" in apply.vf_table(result)
+    assert json.loads(apply.vfs_json(result))["pfs"][0]["left"] == ["trust is off: it is held"]
 
 
 @pytest.mark.needs("root")
@@ -683,26 +683,26 @@ def test_a_run_killed_at_any_point_is_finished_by_the_next(tmp_path: Path) -> No
 def test_show_lists_the_differences_and_changes_nothing(root: Path) -> None:
     wanted = config(entry(4, mtu=4000, driver="vfio-pci", vf_indexes=("0",)), entry(6, SECOND))
     before = files(root)
-    shown = apply.show(wanted, root)
+    shown = apply.read_vfs(wanted, root)
     assert files(root) == before
     assert states(shown) == {FIRST: "differs", SECOND: "differs"}
     assert of(shown).changes == ("mtu 9000 → 4000", "driver mlx5_core → vfio-pci (VF 0)")
     assert of(shown, SECOND).changes == ("sriov_numvfs 4 → 6",)
     assert apply.apply(wanted, root).good
-    assert states(apply.show(wanted, root)) == {FIRST: "unchanged", SECOND: "unchanged"}
+    assert states(apply.read_vfs(wanted, root)) == {FIRST: "unchanged", SECOND: "unchanged"}
 
 
 def test_the_table_and_the_json_have_the_same_values(root: Path, machine: Machine) -> None:
     machine.move_netdev("0000:18:00.1", rdma=False)
-    outcome = apply.show(config(entry(8), entry(2, "0000:ff:00.0")), root)
-    printed = json.loads(apply.as_json(outcome))
+    outcome = apply.read_vfs(config(entry(8), entry(2, "0000:ff:00.0")), root)
+    printed = json.loads(apply.vfs_json(outcome))
     assert printed["good"] is False
     assert [(pf["function"]["pci_address"], pf["state"]) for pf in printed["pfs"]] == [
         (FIRST, "refused"),
         (SECOND, "not configured"),
     ]
     assert printed["pfs"][0]["vfs"][3]["function"]["netdev"] == "enp24s0v3"
-    table = apply.as_table(outcome)
+    table = apply.vf_table(outcome)
     assert "  enp24s0np0   0000:18:00.0  mlx5_core  4/16  9000  refused\n" in table
     assert "  nic0  3   0000:18:00.4  mlx5_core  enp24s0v3   -      -            -     -\n" in table
     for sentence in (*printed["pfs"][0]["reasons"], *printed["notes"]):
@@ -713,7 +713,7 @@ def test_names_of_devices_are_escaped_for_the_terminal(tmp_path: Path) -> None:
     drawn = drawn_trees.Machine(tmp_path)
     drawn.function(FIRST, sriov_numvfs="0", sriov_totalvfs="8")
     drawn.netdev("eth\x1b[2J", FIRST)
-    assert "\x1b" not in apply.as_table(apply.show(config(entry(2)), tmp_path))
+    assert "\x1b" not in apply.vf_table(apply.read_vfs(config(entry(2)), tmp_path))
 
 
 def test_the_verb_exits_with_1_if_a_pf_was_refused(

@@ -169,7 +169,7 @@ LARGE = f"more than {yaml_tree.NODES_MAX} values"
             LARGE,
         ),
         ("a: &a b\nc: [" + "*a," * 60_000 + "]", LARGE),
-        ("a" * (yaml_tree.SIZE_MAX + 1), "larger than"),
+        ("a" * (yaml_tree.YAML_SIZE_MAX + 1), "larger than"),
     ],
     ids=[
         "lists",

@@ -18,7 +18,7 @@ from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.known_neighbors import KnownNeighbors
-from nodeagent.fabric.maintenance import MAINTENANCE
+from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
 from nodeagent.fabric.nodelinks import LinkNeighbor, ReportedId
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
@@ -266,7 +266,7 @@ async def test_planned_work_on_nodes_is_a_series_a_mark_of_the_map_and_one_log_l
 ):
     def annotate(server: ApiServer, node: str, entries: object, **labels: str) -> None:
         text = None if entries is None else json.dumps(entries)
-        meta = {"name": node, "labels": labels, "annotations": {MAINTENANCE: text} if text else {}}
+        meta = {"name": node, "labels": labels, "annotations": {MAINTENANCE_LABEL: text} if text else {}}
         server.put({"apiVersion": "v1", "kind": "Node", "metadata": meta})
 
     async with cluster() as server, running(server) as controller:
@@ -305,7 +305,7 @@ async def test_planned_work_that_ends_draws_the_map_again():
         await until(lambda: controller.progress.plans > 0)
         meta = {
             "name": "node-00",
-            "annotations": {MAINTENANCE: json.dumps([{"until": rfc3339(time.time() + 60)}])},
+            "annotations": {MAINTENANCE_LABEL: json.dumps([{"until": rfc3339(time.time() + 60)}])},
         }
         server.put({"apiVersion": "v1", "kind": "Node", "metadata": meta})
         loop = asyncio.get_running_loop()

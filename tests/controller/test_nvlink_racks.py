@@ -15,7 +15,7 @@ from msgspec import structs
 
 from nodeagent.agent_config import load
 from nodeagent.cluster.node_report import body, report
-from nodeagent.commands.scan.listing import scan_once
+from nodeagent.commands.scan.listing import scan_machine
 from nodeagent.fabric.fabric_settings import HysteresisSettings, LabelSettings, TierSettings
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.facts.model import Identifier, Neighbor, Snapshot
@@ -63,7 +63,7 @@ class Racks:
         self.rack = {f"r{rack}-t{tray:02}": rack for rack in range(RACKS) for tray in range(TRAYS)}
         self.plain: set[str] = set()
         view = asyncio.run(
-            scan_once(load("apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n", name="c"), root)
+            scan_machine(load("apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n", name="c"), root)
         )
         self.snapshot = view.snapshot
         self.rails = {

@@ -23,7 +23,7 @@ from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.largest_block import FreeBlock
 from nodeagent.cluster.node_marks import OWN_MARKS
 from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.fabric.nodelinks import NodeLinks, convert
+from nodeagent.fabric.nodelinks import NodeLinks, convert_nodelinks
 from nodeagent.fabric.rail_partners import rail_partners_object, rail_partners_of
 from nodeagent.fabric.reports import STATE_LETTERS
 from nodeagent.facts.inventory import Inventory
@@ -79,7 +79,7 @@ def test_a_report_of_an_earlier_agent_is_read_without_a_loss(version: str) -> No
         for not_read in ("apiVersion", "kind", "summary"):  # the summary is for people
             one.pop(not_read)
         one["metadata"].pop("ownerReferences", None)
-        assert [*inside(one, again(convert(one)))] == []
+        assert [*inside(one, again(convert_nodelinks(one)))] == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -99,7 +99,7 @@ def fuller(value: Any) -> Any:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_field_of_a_later_version_is_ignored_at_every_level(version: str) -> None:
     for one in recorded(version, "NodeLinks"):
-        assert convert(fuller(one)) == convert(one)
+        assert convert_nodelinks(fuller(one)) == convert_nodelinks(one)
     for one in recorded(version, "RailPartners"):
         assert rail_partners_of(fuller(one)) == rail_partners_of(one)
 
@@ -109,7 +109,7 @@ def test_a_state_of_a_later_version_is_no_fault_of_the_report(version: str) -> N
     (one, *_) = recorded(version, "NodeLinks")
     one["links"][0]["state"] = "resting"
     assert "resting" not in STATE_LETTERS
-    assert convert(one).links[0].state == "resting"
+    assert convert_nodelinks(one).links[0].state == "resting"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

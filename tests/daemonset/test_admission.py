@@ -19,7 +19,7 @@ import pytest
 
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
-from nodeagent.fabric.maintenance import MAINTENANCE
+from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
 from nodeagent.fabric.rail_partners import of_a_host
 from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_dra_manifests import WRONG_CLAIMS, WRONG_SLICES
@@ -60,7 +60,7 @@ def test_an_agent_writes_its_own_report(everything: list[Manifest]) -> None:
     assert refusals(everything, replace(write(report(), "DELETE", report()), object=None)) == []
 
 
-WORK = {MAINTENANCE: '[{"until":"2026-12-01T00:00:00Z"}]'}
+WORK = {MAINTENANCE_LABEL: '[{"until":"2026-12-01T00:00:00Z"}]'}
 FORGED: dict[str, tuple[Request, str]] = {
     "another's report": (
         write(report("dgx-002")),
@@ -98,7 +98,7 @@ FORGED: dict[str, tuple[Request, str]] = {
     ),
     "planned work of its own": (write(report(annotations=WORK)), "planned work"),
     "planned work prolonged": (
-        write(report(annotations=WORK), "UPDATE", report(annotations={MAINTENANCE: "[]"})),
+        write(report(annotations=WORK), "UPDATE", report(annotations={MAINTENANCE_LABEL: "[]"})),
         "planned work",
     ),
     "planned work ended": (write(report(), "UPDATE", report(annotations=WORK)), "planned work"),
@@ -117,7 +117,7 @@ def test_labels_and_annotations_of_people_and_webhooks_do_not_block_the_report(
     everything: list[Manifest],
 ) -> None:
     """`kubectl apply` by hand writes an annotation of the size of the object; webhooks label every object."""
-    work = report(annotations={MAINTENANCE: "a" * 9000})
+    work = report(annotations={MAINTENANCE_LABEL: "a" * 9000})
     assert refusals(everything, write(work, "UPDATE", work)) == []
     long = report(annotations={"kubectl.kubernetes.io/last-applied-configuration": "a" * 9000})
     assert refusals(everything, write(long | {"links": []}, "UPDATE", long)) == []

@@ -50,7 +50,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     root = tmp_path_factory.mktemp("dgx")
     Machine.load("dgx-h100").write(root)
     seen = asyncio.run(
-        listing.scan_once(load((DAEMONSET / "base/node/nodeagent.yaml").read_text(), name="base"), root)
+        listing.scan_machine(load((DAEMONSET / "base/node/nodeagent.yaml").read_text(), name="base"), root)
     )
     return {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources}
 
@@ -195,7 +195,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     root = tmp_path_factory.mktemp("env")
     Machine.load("dgx-h100").write(root)
     config = load((DAEMONSET / "base/node/nodeagent.yaml").read_text(), name="base")
-    seen = asyncio.run(listing.scan_once(config, root))
+    seen = asyncio.run(listing.scan_machine(config, root))
     names: set[str] = set()
     for kind in Offer(config).kinds(seen.snapshot):
         (first, *_) = [one.ids[0] for one in kind.devices(seen.snapshot)]

@@ -113,7 +113,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def offered(name: str, root: Path) -> dict[str, int]:
-    seen = await listing.scan_once(config(name), root)
+    seen = await listing.scan_machine(config(name), root)
     assert not seen.troubles
     return {resource: sum(len(one.ids) for one in devices) for resource, devices in seen.resources}
 
@@ -130,7 +130,7 @@ async def test_the_simulated_laptop_offers_the_same_without_numa_nodes_that_a_la
     written = [str(tmp_path) if word == "/machine" else word for word in spec["initContainers"][0]["args"]]
     assert cli.main(written) == 0
     assert "a simulated dgx-h100: 8 GPUs, 13 NICs" in capsys.readouterr().out
-    seen = await listing.scan_once(config("kind"), tmp_path)
+    seen = await listing.scan_machine(config("kind"), tmp_path)
     assert {name: sum(len(one.ids) for one in devices) for name, devices in seen.resources} == RESOURCES
     assert not any(function.rdma for function in seen.snapshot.functions)
     for kind in Offer(config("kind")).kinds(seen.snapshot):

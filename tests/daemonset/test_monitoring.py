@@ -29,7 +29,7 @@ from nodeagent.health.rules import NIC_RULES, gpu_rules, xids
 from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, RECOVERY_PREFIX
 from nodeagent.health.structural import Fault
 from nodeagent.kinds import mig
-from nodeagent.metrics.controller_metrics import ControllerInput, render
+from nodeagent.metrics.controller_metrics import ControllerInput, render_page
 from nodeagent.metrics.exposition import CATALOG
 from tests.support.findings import one_item
 from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
@@ -68,7 +68,7 @@ def fabric() -> frozenset[str]:
     shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True, switches=asked,
                              maintenance={("n", "", "", ""): 1.0})  # fmt: skip
     return frozenset(
-        re.findall(r"^(nodeagent_\w+)", render(shown, openmetrics=False)[0].decode(), re.MULTILINE)
+        re.findall(r"^(nodeagent_\w+)", render_page(shown, openmetrics=False)[0].decode(), re.MULTILINE)
     )
 
 

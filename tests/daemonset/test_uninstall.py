@@ -20,7 +20,7 @@ from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT, NodeConditio
 from nodeagent.controller import LEASE
 from nodeagent.fabric.fabric_settings import TIER_LABEL, FabricRules, LabelPreset, LabelSettings
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
-from nodeagent.fabric.maintenance import MAINTENANCE
+from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import NODES
@@ -105,7 +105,7 @@ async def mark(server: ApiServer, kubeconfig: Path) -> None:
         labels = {mark.key: "2" for mark in OWN_MARKS if mark.kind == "label"}
         for node in ("gpu-0", "gpu-1"):
             await marks.set_labels(node, labels | {TIER_LABEL.format(tier=2): "su-1"})
-            vgpus = {MAINTENANCE: "[]", volcano_annotations.REGISTER: "GPU-1,8,81559,NVIDIA,true,hami-core:",
+            vgpus = {MAINTENANCE_LABEL: "[]", volcano_annotations.REGISTER: "GPU-1,8,81559,NVIDIA,true,hami-core:",
                      volcano_annotations.HANDSHAKE: "Reported_2026.11.23 00:00:00"}  # fmt: skip
             await client.patch(NODES, node, {"metadata": {"annotations": vgpus}})
     finally:

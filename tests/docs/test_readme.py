@@ -14,7 +14,7 @@ import pytest
 from hack.docs.settings import settings_table
 from nodeagent import cli
 from nodeagent.agent_config import Config
-from nodeagent.commands import VERBS, joined
+from nodeagent.commands import VERBS, joined_verbs
 from tests.support import golden
 from tests.support.findings import one_item
 
@@ -51,7 +51,7 @@ def test_the_readme_lists_every_verb() -> None:
     commands = README.read_text().partition("\n# Reference\n")[2].partition("\n## Commands\n")[2]
     listed = re.findall(r"^nodeagent ([a-z]+)", commands.partition("\n## ")[0], re.M)
     (verbs,) = (one for one in cli._parser()._actions if isinstance(one, argparse._SubParsersAction))
-    assert list(verbs.choices) == [*VERBS, *joined()]
+    assert list(verbs.choices) == [*VERBS, *joined_verbs()]
     assert set(verbs.choices) == set(listed), "list it under Commands in README.md"
 
 

@@ -162,7 +162,7 @@ ASKING = config("infiniband: {query: auto}\n")
 def of_infiniband(failure: UmadReason | None = None, **fields: object) -> Iterable[Finding]:
     failures = {} if failure is None else {IB.link: (failure, "/dev/infiniband/umad0: refused")}
     port = replace(IB, **{"has_mads": False, **fields})
-    return infiniband_checks.findings(infiniband_checks.InfinibandFacts((port,), failures), ASKING)
+    return infiniband_checks.infiniband_findings(infiniband_checks.InfinibandFacts((port,), failures), ASKING)
 
 
 MEMORY = config("resources: [{kind: gpu-mem}]\n")
@@ -193,111 +193,137 @@ TALKING = config("lldp: {transmit: true}\n")
 CASES: list[tuple[str, Iterable[Finding]]] = [
     (
         "fix config_unreadable",
-        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", DEFAULT, (), "no"), None),
+        configuration_checks.configuration_findings(
+            configuration_checks.ConfigurationFacts("f", DEFAULT, (), "no"), None
+        ),
     ),
     (
         "fix config_fault",
-        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", DEFAULT, ("bad",)), None),
+        configuration_checks.configuration_findings(
+            configuration_checks.ConfigurationFacts("f", DEFAULT, ("bad",)), None
+        ),
     ),
     (
         "fix config_unfit",
-        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", TWICE), SNAPSHOT),
+        configuration_checks.configuration_findings(
+            configuration_checks.ConfigurationFacts("f", TWICE), SNAPSHOT
+        ),
     ),
     (
         "fix config_short",
-        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", STRICT), SNAPSHOT),
+        configuration_checks.configuration_findings(
+            configuration_checks.ConfigurationFacts("f", STRICT), SNAPSHOT
+        ),
     ),
     (
         "note config_slices",
-        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", TINY), SNAPSHOT),
+        configuration_checks.configuration_findings(
+            configuration_checks.ConfigurationFacts("f", TINY), SNAPSHOT
+        ),
     ),
     (
         "note config_idle",
-        configuration_checks.findings(configuration_checks.ConfigurationFacts("f", FASTER), SNAPSHOT),
+        configuration_checks.configuration_findings(
+            configuration_checks.ConfigurationFacts("f", FASTER), SNAPSHOT
+        ),
     ),
     (
         "note config_undivided",
-        configuration_checks.findings(
+        configuration_checks.configuration_findings(
             configuration_checks.ConfigurationFacts("f", MIG_CLAIMS),
             structs.replace(SNAPSHOT, gpus=(structs.replace(GPU, mig=True),)),
         ),
     ),
-    ("warn kernel_old", machine_checks.findings(replace(GOOD_MACHINE, kernel="4.9.1"), DEFAULT)),
-    ("note kernel_old", machine_checks.findings(replace(GOOD_MACHINE, kernel="5.4.0"), DEFAULT)),
-    ("note product_unknown", machine_checks.findings(replace(GOOD_MACHINE, product="KVM"), DEFAULT)),
-    ("fix clock_unset", machine_checks.findings(replace(GOOD_MACHINE, now=0.0), DEFAULT)),
+    ("warn kernel_old", machine_checks.machine_findings(replace(GOOD_MACHINE, kernel="4.9.1"), DEFAULT)),
+    ("note kernel_old", machine_checks.machine_findings(replace(GOOD_MACHINE, kernel="5.4.0"), DEFAULT)),
+    ("note product_unknown", machine_checks.machine_findings(replace(GOOD_MACHINE, product="KVM"), DEFAULT)),
+    ("fix clock_unset", machine_checks.machine_findings(replace(GOOD_MACHINE, now=0.0), DEFAULT)),
     (
         "note clock_unsynchronized",
-        machine_checks.findings(replace(GOOD_MACHINE, synchronized=False), DEFAULT),
+        machine_checks.machine_findings(replace(GOOD_MACHINE, synchronized=False), DEFAULT),
     ),
-    ("warn boot_id_unreadable", machine_checks.findings(replace(GOOD_MACHINE, boot_id=None), DEFAULT)),
-    ("note sriov_absent", nic_checks.findings(of_nics(structs.replace(PF, total_vfs=None)), DEFAULT)),
-    ("warn vfs_none", nic_checks.findings(of_nics(structs.replace(PF, num_vfs=0)), DEFAULT)),
-    ("warn vfs_differ", nic_checks.findings(of_nics(), EIGHT)),
-    ("fix vfs_too_many", nic_checks.findings(of_nics(), MANY)),
-    ("warn vf_unbound", nic_checks.findings(of_nics(PF, structs.replace(VF, driver=None)), DEFAULT)),
-    ("fix vf_guid_missing", nic_checks.findings(of_nics(PF, ib_vf("0000:0000:0000:0000")), DEFAULT)),
-    ("fix vf_guid_missing", nic_checks.findings(of_nics(PF, ib_vf("ffff:ffff:ffff:ffff")), DEFAULT)),
+    (
+        "warn boot_id_unreadable",
+        machine_checks.machine_findings(replace(GOOD_MACHINE, boot_id=None), DEFAULT),
+    ),
+    ("note sriov_absent", nic_checks.nic_findings(of_nics(structs.replace(PF, total_vfs=None)), DEFAULT)),
+    ("warn vfs_none", nic_checks.nic_findings(of_nics(structs.replace(PF, num_vfs=0)), DEFAULT)),
+    ("warn vfs_differ", nic_checks.nic_findings(of_nics(), EIGHT)),
+    ("fix vfs_too_many", nic_checks.nic_findings(of_nics(), MANY)),
+    ("warn vf_unbound", nic_checks.nic_findings(of_nics(PF, structs.replace(VF, driver=None)), DEFAULT)),
+    ("fix vf_guid_missing", nic_checks.nic_findings(of_nics(PF, ib_vf("0000:0000:0000:0000")), DEFAULT)),
+    ("fix vf_guid_missing", nic_checks.nic_findings(of_nics(PF, ib_vf("ffff:ffff:ffff:ffff")), DEFAULT)),
     (
         "warn vf_port_inactive",
-        nic_checks.findings(of_nics(facts=PciFacts(None, (PF, ib_vf(GUID)), (ROUTED,))), DEFAULT),
+        nic_checks.nic_findings(of_nics(facts=PciFacts(None, (PF, ib_vf(GUID)), (ROUTED,))), DEFAULT),
     ),
     (
         "warn vf_link_disabled",
-        nic_checks.findings(of_nics(disabled_vfs=(VF.pci_address,)), DEFAULT),
+        nic_checks.nic_findings(of_nics(disabled_vfs=(VF.pci_address,)), DEFAULT),
     ),
     (
         "warn vf_mac_missing",
-        nic_checks.findings(of_nics(PF, structs.replace(VF, mac="00:00:00:00:00:00")), DEFAULT),
+        nic_checks.nic_findings(of_nics(PF, structs.replace(VF, mac="00:00:00:00:00:00")), DEFAULT),
     ),
-    ("note default_route", nic_checks.findings(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
-    ("note rdma_missing", nic_checks.findings(of_nics(structs.replace(PF, rdma=None)), DEFAULT)),
+    ("note default_route", nic_checks.nic_findings(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
+    ("note rdma_missing", nic_checks.nic_findings(of_nics(structs.replace(PF, rdma=None)), DEFAULT)),
     (
         "note netdev_absent",
-        nic_checks.findings(of_nics(structs.replace(PF, netdev=None, link_type="infiniband")), DEFAULT),
+        nic_checks.nic_findings(of_nics(structs.replace(PF, netdev=None, link_type="infiniband")), DEFAULT),
     ),
-    ("note rdma_missing", nic_checks.findings(lag("ens1", masters={"ens2": "bond0"}), DEFAULT)),
+    ("note rdma_missing", nic_checks.nic_findings(lag("ens1", masters={"ens2": "bond0"}), DEFAULT)),
     (
         "warn rdma_cm_missing",
-        nic_checks.findings(of_nics(PF, structs.replace(VF, rdma=Rdma("mlx5_8")), rdma_cm=False), DEFAULT),
+        nic_checks.nic_findings(
+            of_nics(PF, structs.replace(VF, rdma=Rdma("mlx5_8")), rdma_cm=False), DEFAULT
+        ),
     ),
-    ("warn link_mode_differs", nic_checks.findings(of_nics(facts=four_nics()), DEFAULT)),
-    ("fix iommu_off", nic_checks.findings(of_nics(iommu_groups=0), VFIO)),
-    ("note iommu_off", nic_checks.findings(of_nics(iommu_groups=0), DEFAULT)),
-    ("note iommu_translated", nic_checks.findings(of_nics(domains={PF.pci_address: "DMA-FQ"}), DEFAULT)),
-    ("fix network_namespace", nic_checks.findings(of_nics(namespace_netdevs=frozenset({"lo"})), DEFAULT)),
+    ("warn link_mode_differs", nic_checks.nic_findings(of_nics(facts=four_nics()), DEFAULT)),
+    ("fix iommu_off", nic_checks.nic_findings(of_nics(iommu_groups=0), VFIO)),
+    ("note iommu_off", nic_checks.nic_findings(of_nics(iommu_groups=0), DEFAULT)),
+    ("note iommu_translated", nic_checks.nic_findings(of_nics(domains={PF.pci_address: "DMA-FQ"}), DEFAULT)),
+    ("fix network_namespace", nic_checks.nic_findings(of_nics(namespace_netdevs=frozenset({"lo"})), DEFAULT)),
     (
         "warn rails_share_subnet",
-        nic_checks.findings(of_nics(shared_subnets={"10.0.0.0/24": ("ens1", "ens2")}), DEFAULT),
+        nic_checks.nic_findings(of_nics(shared_subnets={"10.0.0.0/24": ("ens1", "ens2")}), DEFAULT),
     ),
     (
         "warn firmware_lldp",
-        nic_checks.findings(
+        nic_checks.nic_findings(
             of_nics(structs.replace(PF, driver="i40e"), flags={"ens1": {"disable-fw-lldp": False}}), DEFAULT
         ),
     ),
     (
         "warn firmware_lldp",
-        nic_checks.findings(
+        nic_checks.nic_findings(
             of_nics(structs.replace(PF, driver="ice"), flags={"ens1": {"fw-lldp-agent": True}}), DEFAULT
         ),
     ),
-    ("note firmware_lldp_unknown", nic_checks.findings(of_nics(), DEFAULT)),
-    ("warn firmware_lldp_unknown", nic_checks.findings(of_nics(), TALKING)),
-    ("note firmware_lldp_unknown", nic_checks.findings(of_nics(structs.replace(PF, driver="ice")), DEFAULT)),
-    ("warn nic_unreadable", nic_checks.findings(of_nics(facts=PciFacts(unreadable=("x",))), DEFAULT)),
-    ("note lldp_not_listened", lldp_checks.findings(lldp_checks.LldpFacts((MLX,)), DEFAULT)),
-    ("note lldp_unheard", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), waited_s=5), DEFAULT)),
-    ("warn lldp_unheard", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), waited_s=35), DEFAULT)),
-    ("fix lldp_deaf", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), error="no CAP_NET_RAW"), DEFAULT)),
-    ("note lldp_no_carrier", lldp_checks.findings(lldp_checks.LldpFacts((), ("ens2",)), DEFAULT)),
+    ("note firmware_lldp_unknown", nic_checks.nic_findings(of_nics(), DEFAULT)),
+    ("warn firmware_lldp_unknown", nic_checks.nic_findings(of_nics(), TALKING)),
+    (
+        "note firmware_lldp_unknown",
+        nic_checks.nic_findings(of_nics(structs.replace(PF, driver="ice")), DEFAULT),
+    ),
+    ("warn nic_unreadable", nic_checks.nic_findings(of_nics(facts=PciFacts(unreadable=("x",))), DEFAULT)),
+    ("note lldp_not_listened", lldp_checks.lldp_findings(lldp_checks.LldpFacts((MLX,)), DEFAULT)),
+    ("note lldp_unheard", lldp_checks.lldp_findings(lldp_checks.LldpFacts((MLX,), waited_s=5), DEFAULT)),
+    ("warn lldp_unheard", lldp_checks.lldp_findings(lldp_checks.LldpFacts((MLX,), waited_s=35), DEFAULT)),
+    (
+        "fix lldp_deaf",
+        lldp_checks.lldp_findings(lldp_checks.LldpFacts((MLX,), error="no CAP_NET_RAW"), DEFAULT),
+    ),
+    ("note lldp_no_carrier", lldp_checks.lldp_findings(lldp_checks.LldpFacts((), ("ens2",)), DEFAULT)),
     (
         "warn lldp_odd",
-        lldp_checks.findings(
+        lldp_checks.lldp_findings(
             lldp_checks.LldpFacts((), remarks=(Remark("ens1", "pfc_mismatch", "x"),)), DEFAULT
         ),
     ),
-    ("note ib_not_asked", infiniband_checks.findings(infiniband_checks.InfinibandFacts((IB,)), DEFAULT)),
+    (
+        "note ib_not_asked",
+        infiniband_checks.infiniband_findings(infiniband_checks.InfinibandFacts((IB,)), DEFAULT),
+    ),
     ("fix ib_no_module", of_infiniband(umad=None)),
     ("fix ib_no_smi", of_infiniband(umad=None, has_mads=True)),
     ("fix ib_no_smi", of_infiniband(UmadReason.NO_SMI)),
@@ -305,20 +331,23 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("fix ib_device_cgroup", of_infiniband(UmadReason.CGROUP)),
     ("fix ib_device_mode", of_infiniband(UmadReason.MODE)),
     ("fix ib_device_fails", of_infiniband(UmadReason.FAILED)),
-    ("warn lldp_two_speakers", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), lldpd=True), TALKING)),
+    ("warn lldp_two_speakers", lldp_checks.lldp_findings(lldp_checks.LldpFacts((MLX,), lldpd=True), TALKING)),
     (
         "fix driver_absent",
-        gpu_checks.findings(of_gpus(answer=DriverAnswer(error="none", absent=True)), DEFAULT),
+        gpu_checks.gpu_findings(of_gpus(answer=DriverAnswer(error="none", absent=True)), DEFAULT),
     ),
-    ("fix driver_refused", gpu_checks.findings(of_gpus(answer=DriverAnswer(error="mismatch")), DEFAULT)),
-    ("fix driver_hung", gpu_checks.findings(of_gpus(answer=None), DEFAULT)),
-    ("fix driver_crashed", gpu_checks.findings(of_gpus(answer=DriverAnswer(crashed="signal 11")), DEFAULT)),
-    ("warn driver_other", gpu_checks.findings(of_gpus(on_bus={"0000:1b:00.0": "nouveau"}), DEFAULT)),
-    ("note driver_other", gpu_checks.findings(of_gpus(on_bus={"0000:1b:00.0": "vfio-pci"}), DEFAULT)),
-    ("fix gpu_missing", gpu_checks.findings(of_gpus(on_bus={"0000:43:00.0": "nvidia"}), DEFAULT)),
+    ("fix driver_refused", gpu_checks.gpu_findings(of_gpus(answer=DriverAnswer(error="mismatch")), DEFAULT)),
+    ("fix driver_hung", gpu_checks.gpu_findings(of_gpus(answer=None), DEFAULT)),
+    (
+        "fix driver_crashed",
+        gpu_checks.gpu_findings(of_gpus(answer=DriverAnswer(crashed="signal 11")), DEFAULT),
+    ),
+    ("warn driver_other", gpu_checks.gpu_findings(of_gpus(on_bus={"0000:1b:00.0": "nouveau"}), DEFAULT)),
+    ("note driver_other", gpu_checks.gpu_findings(of_gpus(on_bus={"0000:1b:00.0": "vfio-pci"}), DEFAULT)),
+    ("fix gpu_missing", gpu_checks.gpu_findings(of_gpus(on_bus={"0000:43:00.0": "nvidia"}), DEFAULT)),
     (
         "note gpu_excluded",
-        gpu_checks.findings(
+        gpu_checks.gpu_findings(
             of_gpus(
                 on_bus={"0000:43:00.0": "nvidia"},
                 answer=DriverAnswer("615", (READING,), frozenset({"0000:43:00.0"})),
@@ -326,36 +355,44 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
             DEFAULT,
         ),
     ),
-    ("fix gpu_fault", gpu_checks.findings(of_gpus(structs.replace(READING, fault="ECC")), DEFAULT)),
-    ("fix gpu_fault", gpu_checks.findings(of_gpus(structs.replace(READING, lost=True)), DEFAULT)),
+    ("fix gpu_fault", gpu_checks.gpu_findings(of_gpus(structs.replace(READING, fault="ECC")), DEFAULT)),
+    ("fix gpu_fault", gpu_checks.gpu_findings(of_gpus(structs.replace(READING, lost=True)), DEFAULT)),
     (
         "fix gpu_recovery",
-        gpu_checks.findings(of_gpus(structs.replace(READING, recovery_action="gpu_reset")), DEFAULT),
+        gpu_checks.gpu_findings(of_gpus(structs.replace(READING, recovery_action="gpu_reset")), DEFAULT),
     ),
-    ("note recovery_untold", gpu_checks.findings(of_gpus(version="535.129.03"), DEFAULT)),
-    ("warn mig_not_offered", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), SLICES_ONLY)),
-    ("warn mig_empty", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), DEFAULT)),
-    ("warn gpu_nodes", gpu_checks.findings(of_gpus(nodes=()), DEFAULT)),
+    ("note recovery_untold", gpu_checks.gpu_findings(of_gpus(version="535.129.03"), DEFAULT)),
+    (
+        "warn mig_not_offered",
+        gpu_checks.gpu_findings(of_gpus(structs.replace(READING, mig=True)), SLICES_ONLY),
+    ),
+    ("warn mig_empty", gpu_checks.gpu_findings(of_gpus(structs.replace(READING, mig=True)), DEFAULT)),
+    ("warn gpu_nodes", gpu_checks.gpu_findings(of_gpus(nodes=()), DEFAULT)),
     (
         "note persistence_off",
-        gpu_checks.findings(of_gpus(answer=DriverAnswer("615", (READING,), not_persistent=(0,))), DEFAULT),
+        gpu_checks.gpu_findings(
+            of_gpus(answer=DriverAnswer("615", (READING,), not_persistent=(0,))), DEFAULT
+        ),
     ),
-    ("warn gpudirect_missing", gpu_checks.findings(of_gpus(rdma=True, taint="POE"), DEFAULT)),
-    ("warn gpudirect_missing", gpu_checks.findings(of_gpus(rdma=True, taint="OE"), DEFAULT, "5.11.22")),
+    ("warn gpudirect_missing", gpu_checks.gpu_findings(of_gpus(rdma=True, taint="POE"), DEFAULT)),
+    ("warn gpudirect_missing", gpu_checks.gpu_findings(of_gpus(rdma=True, taint="OE"), DEFAULT, "5.11.22")),
     (
         "note imex_missing",
-        gpu_checks.findings(of_gpus(structs.replace(READING, nvlink_domain="a.1")), DEFAULT),
+        gpu_checks.gpu_findings(of_gpus(structs.replace(READING, nvlink_domain="a.1")), DEFAULT),
     ),
-    ("note memory_limits_inert", gpu_checks.findings(of_gpus(support=LimitSupport(cgroup2=False)), DEFAULT)),
-    ("note memory_limits_inert", gpu_checks.findings(of_gpus(version="614.99.99"), DEFAULT)),
-    ("note runtime_unseen", runtime_checks.findings(runtime_checks.RuntimeFacts(), DEFAULT, ())),
-    ("fix runtime_config_broken", runtime_checks.findings(settings(broken="line 3"), DEFAULT, ())),
-    ("fix cdi_off", runtime_checks.findings(settings(cdi=False), DEFAULT, ())),
-    ("note cdi_maybe_off", runtime_checks.findings(settings(version=2), DEFAULT, ())),
-    ("fix cdi_folder_unread", runtime_checks.findings(settings(folders=("/etc/cdi",)), DEFAULT, ())),
+    (
+        "note memory_limits_inert",
+        gpu_checks.gpu_findings(of_gpus(support=LimitSupport(cgroup2=False)), DEFAULT),
+    ),
+    ("note memory_limits_inert", gpu_checks.gpu_findings(of_gpus(version="614.99.99"), DEFAULT)),
+    ("note runtime_unseen", runtime_checks.runtime_findings(runtime_checks.RuntimeFacts(), DEFAULT, ())),
+    ("fix runtime_config_broken", runtime_checks.runtime_findings(settings(broken="line 3"), DEFAULT, ())),
+    ("fix cdi_off", runtime_checks.runtime_findings(settings(cdi=False), DEFAULT, ())),
+    ("note cdi_maybe_off", runtime_checks.runtime_findings(settings(version=2), DEFAULT, ())),
+    ("fix cdi_folder_unread", runtime_checks.runtime_findings(settings(folders=("/etc/cdi",)), DEFAULT, ())),
     (
         "warn cdi_broken",
-        runtime_checks.findings(
+        runtime_checks.runtime_findings(
             runtime_checks.RuntimeFacts(specs=(runtime_checks.CdiSpec("/etc/cdi/x", broken="y"),)),
             DEFAULT,
             (),
@@ -363,35 +400,38 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     (
         "fix cdi_conflict",
-        runtime_checks.findings(
+        runtime_checks.runtime_findings(
             runtime_checks.RuntimeFacts(specs=(spec(), spec("/etc/cdi/b.json"))), DEFAULT, (GPU,)
         ),
     ),
     (
         "fix cdi_stale",
-        runtime_checks.findings(
+        runtime_checks.runtime_findings(
             runtime_checks.RuntimeFacts(specs=(spec(missing=("/usr/lib/x",)),)), DEFAULT, (GPU,)
         ),
     ),
-    ("fix cdi_undefined", runtime_checks.findings(settings(), NO_SPEC, (GPU,))),
-    ("fix nvidia_runtime_absent", runtime_checks.findings(settings(handlers=("runc",)), ENVVAR, ())),
-    ("note kubelet_none", kubelet_checks.findings(kubelet_checks.KubeletFacts("/k"), DEFAULT, None)),
-    ("fix kubelet_forbidden", kubelet_checks.findings(replace(SERVING, forbidden="no"), DEFAULT, None)),
+    ("fix cdi_undefined", runtime_checks.runtime_findings(settings(), NO_SPEC, (GPU,))),
+    ("fix nvidia_runtime_absent", runtime_checks.runtime_findings(settings(handlers=("runc",)), ENVVAR, ())),
+    ("note kubelet_none", kubelet_checks.kubelet_findings(kubelet_checks.KubeletFacts("/k"), DEFAULT, None)),
+    (
+        "fix kubelet_forbidden",
+        kubelet_checks.kubelet_findings(replace(SERVING, forbidden="no"), DEFAULT, None),
+    ),
     (
         "fix kubelet_silent",
-        kubelet_checks.findings(replace(SERVING, unreachable="it is not there"), DEFAULT, None),
+        kubelet_checks.kubelet_findings(replace(SERVING, unreachable="it is not there"), DEFAULT, None),
     ),
     (
         "fix kubelet_folder_unwritable",
-        kubelet_checks.findings(replace(SERVING, unwritable="full"), DEFAULT, None),
+        kubelet_checks.kubelet_findings(replace(SERVING, unwritable="full"), DEFAULT, None),
     ),
     (
         "note agent_not_asked",
-        agent_checks.findings(agent_checks.AgentFacts("/s", error="no"), recorded=False),
+        agent_checks.agent_findings(agent_checks.AgentFacts("/s", error="no"), recorded=False),
     ),
     (
         "warn agent_withdraws",
-        agent_checks.findings(
+        agent_checks.agent_findings(
             agent_checks.AgentFacts(
                 "/s", (DeviceView("0000:18:00.0", "ens1", "nic", State.DOWN, False, True, 1.0, ()),)
             ),
@@ -400,31 +440,37 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     (
         "note rules_blind",
-        agent_checks.findings(agent_checks.AgentFacts("/s", (WITHOUT_ERRORS,)), recorded=False),
+        agent_checks.agent_findings(agent_checks.AgentFacts("/s", (WITHOUT_ERRORS,)), recorded=False),
     ),
-    ("fix mps_not_running", mps_checks.findings(mps_checks.MpsFacts(runs=False, gpus=((UUID, "ended"),)))),
-    ("warn mps_not_asked", mps_checks.findings(mps_checks.MpsFacts(runs=True))),
-    ("fix mps_daemon", mps_checks.findings(mps_checks.MpsFacts(runs=True, gpus=((UUID, "ended"),)))),
-    ("note mps_unreadable", mps_checks.findings(mps_checks.MpsFacts(runs=False, error="denied"))),
-    ("warn nvsentinel_absent", nvsentinel_checks.findings(nvsentinel_checks.NvSentinelFacts("/s"))),
-    ("note agent_absent", kubelet_checks.findings(replace(SERVING, locked=False), DEFAULT, None)),
+    (
+        "fix mps_not_running",
+        mps_checks.mps_findings(mps_checks.MpsFacts(runs=False, gpus=((UUID, "ended"),))),
+    ),
+    ("warn mps_not_asked", mps_checks.mps_findings(mps_checks.MpsFacts(runs=True))),
+    ("fix mps_daemon", mps_checks.mps_findings(mps_checks.MpsFacts(runs=True, gpus=((UUID, "ended"),)))),
+    ("note mps_unreadable", mps_checks.mps_findings(mps_checks.MpsFacts(runs=False, error="denied"))),
+    (
+        "warn nvsentinel_absent",
+        nvsentinel_checks.nvsentinel_findings(nvsentinel_checks.NvSentinelFacts("/s")),
+    ),
+    ("note agent_absent", kubelet_checks.kubelet_findings(replace(SERVING, locked=False), DEFAULT, None)),
     (
         "warn plugin_stale",
-        kubelet_checks.findings(replace(SERVING, sockets={"old.sock": False}), DEFAULT, None),
+        kubelet_checks.kubelet_findings(replace(SERVING, sockets={"old.sock": False}), DEFAULT, None),
     ),
     (
         "warn plugin_rival",
-        kubelet_checks.findings(replace(SERVING, sockets={"nvidia-gpu.sock": True}), DEFAULT, None),
+        kubelet_checks.kubelet_findings(replace(SERVING, sockets={"nvidia-gpu.sock": True}), DEFAULT, None),
     ),
     (
         "fix resource_claimed",
-        kubelet_checks.findings(
+        kubelet_checks.kubelet_findings(
             replace(SERVING, offered={"nvidia-dgx-h100/gpu-mem": ("GPU-9::0",)}), MEMORY, SNAPSHOT
         ),
     ),
     (
         "fix resource_claimed",
-        kubelet_checks.findings(
+        kubelet_checks.kubelet_findings(
             replace(SERVING, locked=False, offered={"nvidia-dgx-h100/gpu-mem": (f"{UUID}::0",)}),
             MEMORY,
             SNAPSHOT,
@@ -432,50 +478,52 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     (
         "fix device_promised_twice",
-        kubelet_checks.findings(
+        kubelet_checks.kubelet_findings(
             replace(SERVING, offered={"nvidia.com/gpu": (f"{UUID}::3",)}), MEMORY, SNAPSHOT
         ),
     ),
     (
         "fix device_promised_twice",
-        kubelet_checks.findings(
+        kubelet_checks.kubelet_findings(
             replace(SERVING, offered={"openshift.io/mlxnics": (VF.pci_address,)}), BY_CLAIM, SNAPSHOT
         ),
     ),
     (
         "fix device_promised_twice",
-        kubelet_checks.findings(
+        kubelet_checks.kubelet_findings(
             replace(SERVING, offered={"nvidia.com/gpu": (f"{UUID}::3",)}), BY_CLAIM, SNAPSHOT
         ),
     ),
     (
         "warn podresources_absent",
-        kubelet_checks.findings(replace(SERVING, podresources=False), DEFAULT, None),
+        kubelet_checks.kubelet_findings(replace(SERVING, podresources=False), DEFAULT, None),
     ),
     (
         "note podresources_off",
-        kubelet_checks.findings(SERVING, config("kubelet: {podResources: false}\n"), None),
+        kubelet_checks.kubelet_findings(SERVING, config("kubelet: {podResources: false}\n"), None),
     ),
     (
         "warn podresources_refused",
-        kubelet_checks.findings(replace(SERVING, podresources_error="x"), DEFAULT, None),
+        kubelet_checks.kubelet_findings(replace(SERVING, podresources_error="x"), DEFAULT, None),
     ),
-    ("fix net_raw_missing", capabilities.findings(capabilities.ProcessRights(), DEFAULT)),
-    ("note net_admin_missing", capabilities.findings(capabilities.ProcessRights(), DEFAULT)),
+    ("fix net_raw_missing", capabilities.rights_findings(capabilities.ProcessRights(), DEFAULT)),
+    ("note net_admin_missing", capabilities.rights_findings(capabilities.ProcessRights(), DEFAULT)),
     (
         "note syslog_missing",
-        capabilities.findings(capabilities.ProcessRights(kernel_log="/dev/kmsg cannot be opened"), DEFAULT),
+        capabilities.rights_findings(
+            capabilities.ProcessRights(kernel_log="/dev/kmsg cannot be opened"), DEFAULT
+        ),
     ),
-    ("warn not_root", capabilities.findings(capabilities.ProcessRights(uid=1000), DEFAULT)),
+    ("warn not_root", capabilities.rights_findings(capabilities.ProcessRights(uid=1000), DEFAULT)),
     (
         "warn state_unwritable",
-        capabilities.findings(
+        capabilities.rights_findings(
             capabilities.ProcessRights(state=capabilities.StateDirectory("/s", "full")), DEFAULT
         ),
     ),
     (
         "warn state_broken",
-        capabilities.findings(
+        capabilities.rights_findings(
             capabilities.ProcessRights(
                 state=capabilities.StateDirectory("/s", broken={"rails.json": "no JSON"})
             ),
@@ -484,22 +532,25 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     (
         "warn history_lost",
-        capabilities.findings(
+        capabilities.rights_findings(
             capabilities.ProcessRights(lost_history="it is mounted read-only"),
             config("history: {file: /var/lib/nodeagent/history.json}\n"),
         ),
     ),
     (
         "fix cordons_broken",
-        capabilities.findings(
+        capabilities.rights_findings(
             capabilities.ProcessRights(state=capabilities.StateDirectory("/s", broken_cordons="no JSON")),
             DEFAULT,
         ),
     ),
-    ("note sys_read_only", capabilities.findings(capabilities.ProcessRights(sys_read_only=True), DEFAULT)),
+    (
+        "note sys_read_only",
+        capabilities.rights_findings(capabilities.ProcessRights(sys_read_only=True), DEFAULT),
+    ),
     (
         "fix folder_unwritable",
-        capabilities.findings(capabilities.ProcessRights(folders={"/var/run/cdi": "full"}), DEFAULT),
+        capabilities.rights_findings(capabilities.ProcessRights(folders={"/var/run/cdi": "full"}), DEFAULT),
     ),
 ]
 
@@ -520,7 +571,7 @@ GOOD_CLUSTER = ClusterFacts(
 
 def of_cluster(node: NodeFacts | None = None, **fields: object) -> Iterable[Finding]:
     seen = replace(GOOD_CLUSTER, node=node, **fields)
-    return cluster_checks.findings(seen, MEMORY, SNAPSHOT)
+    return cluster_checks.cluster_findings(seen, MEMORY, SNAPSHOT)
 
 
 def of_node(**fields: object) -> Iterable[Finding]:
@@ -543,11 +594,11 @@ def phantoms_of(
 def test_devices_under_an_earlier_prefix_are_named_as_far_as_the_agent_remembers_it(tmp_path: Path) -> None:
     (tmp_path / "slices.json").write_text('{"old.example.com/gpu-mem": 1024, "bare": 1024}')
     (tmp_path / "rails.json").write_text(
-        f'{{"version": {rail_memory.FORM.version}, "names": {{"other.example.com/nic0": ["0000:18:00.1"]}}}}'
+        f'{{"version": {rail_memory.RAILS_FORM.version}, "names": {{"other.example.com/nic0": ["0000:18:00.1"]}}}}'
     )
     config = structs.replace(DEFAULT, health=structs.replace(DEFAULT.health, state_directory="/"))
     target = Target(Tree(tmp_path), config, recorded=True, kubelet_dir=None)
-    earlier = nic_checks.read_stored(target).prefixes
+    earlier = nic_checks.read_stored_nics(target).prefixes
     assert earlier == {"old.example.com", "other.example.com"}
     node = {
         "old.example.com/nic0": "8",
@@ -609,7 +660,7 @@ def of_claims(
     **allocatable: str,
 ) -> list[Finding]:
     amounts = {f"nvidia-dgx-h100/{name.replace('_', '-')}": amount for name, amount in allocatable.items()}
-    return list(dra_checks.findings(facts, configured, amounts, kubelet))
+    return list(dra_checks.claim_findings(facts, configured, amounts, kubelet))
 
 
 def beside_driver(configured: Config, value: str) -> list[Finding]:
@@ -618,8 +669,10 @@ def beside_driver(configured: Config, value: str) -> list[Finding]:
         ForeignDevice("gpu.nvidia.com", name, frozenset({text.lower(), "hopper"}))
         for name, text in (("gpu-7", value), ("gpu-8", "GPU-other"))
     )
-    hardware = dra_checks.hardware_of(Offer(configured), SNAPSHOT)
-    return list(dra_checks.findings(replace(PUBLISHED, foreign=foreign), configured, None, "", hardware))
+    hardware = dra_checks.hardware_words(Offer(configured), SNAPSHOT)
+    return list(
+        dra_checks.claim_findings(replace(PUBLISHED, foreign=foreign), configured, None, "", hardware)
+    )
 
 
 TAINTED = (PublishedDevice("gpu-0", "gpu", taint="xid_79:NoSchedule"),)
@@ -638,7 +691,7 @@ DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     (
         "warn offered_by_other_plugin",
-        list(dra_checks.findings(PUBLISHED, BY_CLAIM, {"nvidia.com/gpu": "8"}, "v1.36.2")),
+        list(dra_checks.claim_findings(PUBLISHED, BY_CLAIM, {"nvidia.com/gpu": "8"}, "v1.36.2")),
     ),
     ("fix offered_by_other_driver", beside_driver(DEFAULT, UUID)),
     ("fix offered_by_other_driver", beside_driver(DEFAULT, GPU.pci_address.upper())),
@@ -657,7 +710,7 @@ DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
 def test_claims_are_fine_where_a_resource_of_another_rail_or_nothing_is_counted() -> None:
     nics = replace(PUBLISHED, devices=PUBLISHED.devices[1:])
     others = [
-        list(dra_checks.findings(facts, BY_CLAIM, {"nvidia.com/gpu": amount}, ""))
+        list(dra_checks.claim_findings(facts, BY_CLAIM, {"nvidia.com/gpu": amount}, ""))
         for facts, amount in ((PUBLISHED, "0"), (nics, "8"))
     ]
     for found in (of_claims(nic4="8", gpu_mem="0"), of_claims(kubelet="v1.36.0"), *others):
@@ -689,7 +742,7 @@ def test_the_device_of_another_driver_is_named_and_others_are_no_fault() -> None
 def test_a_node_counts_devices_in_the_form_of_the_api_server(counted: str, differs: bool) -> None:
     memory = structs.replace(GPU, memory_mib=1001 * 1024)
     node = replace(GOOD_NODE, capacity={"nvidia-dgx-h100/gpu-mem": counted})
-    found = cluster_checks.findings(
+    found = cluster_checks.cluster_findings(
         replace(GOOD_CLUSTER, node=node), MEMORY, structs.replace(SNAPSHOT, gpus=(memory,))
     )
     assert ("capacity_differs" in {one.key for one in found}) is differs
@@ -749,8 +802,8 @@ def test_facts_give_the_expected_finding(expected: str, found: Iterable[Finding]
 def test_the_ports_of_a_bond_whose_vfs_are_offered_are_not_left_out() -> None:
     bonded = of_nics(facts=PciFacts(None, (PF, VF), (structs.replace(ROUTED, bonded=True),)))
     offering = config("resources: [{kind: vf, select: {defaultRoute: bond}}]\n")
-    assert "default_route" in {it.key for it in nic_checks.findings(bonded, DEFAULT)}
-    assert "default_route" not in {it.key for it in nic_checks.findings(bonded, offering)}
+    assert "default_route" in {it.key for it in nic_checks.nic_findings(bonded, DEFAULT)}
+    assert "default_route" not in {it.key for it in nic_checks.nic_findings(bonded, offering)}
 
 
 BOND = {"ens1": "bond0", "ens2": "bond0"}
@@ -767,7 +820,9 @@ BOND = {"ens1": "bond0", "ens2": "bond0"}
     ],
 )
 def test_the_second_port_of_a_roce_lag_lacks_no_rdma_device(nics: nic_checks.NicFacts, key: str) -> None:
-    found = [f"{it.level} {it.key}" for it in nic_checks.findings(nics, DEFAULT) if it.key.startswith("rdma")]
+    found = [
+        f"{it.level} {it.key}" for it in nic_checks.nic_findings(nics, DEFAULT) if it.key.startswith("rdma")
+    ]
     assert found == [key]
 
 
@@ -780,9 +835,9 @@ def test_each_remark_about_nics_is_a_finding_of_their_check_alone() -> None:
     remarks = {it.key for it in Offer(facts.config).troubles(snapshot)}
     assert remarks == {"vf_port", "vf_mac", "rdma_cm", "link_mode"}
     nics = of_nics(facts=structs.replace(modes, functions=functions), rdma_cm=False)
-    told = {it.key for it in nic_checks.findings(nics, facts.config)}
+    told = {it.key for it in nic_checks.nic_findings(nics, facts.config)}
     assert told >= {"vf_port_inactive", "vf_mac_missing", "rdma_cm_missing", "link_mode_differs"}
-    assert [it.key for it in configuration_checks.findings(facts, snapshot)] == ["config"]
+    assert [it.key for it in configuration_checks.configuration_findings(facts, snapshot)] == ["config"]
 
 
 def test_rdma_cm_is_missed_only_where_vfs_with_rdma_are_offered() -> None:
@@ -792,7 +847,7 @@ def test_rdma_cm_is_missed_only_where_vfs_with_rdma_are_offered() -> None:
         (replace(able, rdma_cm=True), DEFAULT),
         (of_nics(PF, rdma_cm=False), DEFAULT),
     ):
-        assert "rdma_cm_missing" not in {it.key for it in nic_checks.findings(nics, config)}
+        assert "rdma_cm_missing" not in {it.key for it in nic_checks.nic_findings(nics, config)}
 
 
 BARE, SECOND = ib_vf("0000:0000:0000:0000"), structs.replace(VF, pci_address="0000:18:00.2", vf_index=1)
@@ -815,7 +870,7 @@ BARE, SECOND = ib_vf("0000:0000:0000:0000"), structs.replace(VF, pci_address="00
 def test_a_pf_whose_offered_vfs_all_lack_a_guid_must_be_fixed(
     vfs: tuple[Function, ...], text: str, level: str | None
 ) -> None:
-    found = nic_checks.findings(of_nics(PF, *vfs), config(text + "\n"))
+    found = nic_checks.nic_findings(of_nics(PF, *vfs), config(text + "\n"))
     assert [one.level.value for one in found if one.key == "vf_guid_missing"] == ([level] if level else [])
 
 
@@ -834,7 +889,7 @@ def test_nics_that_lack_the_same_counters_are_one_finding_with_the_rules_that_se
     facts = agent_checks.AgentFacts(
         "/s", (WITHOUT_ERRORS, *others, structs.replace(WITHOUT_ERRORS, not_given=()))
     )
-    _, *found = agent_checks.findings(facts, recorded=False)
+    _, *found = agent_checks.agent_findings(facts, recorded=False)
     assert [finding.what for finding in found] == [
         "ens1, ens2: no phy_rx_bits, symbol_errors; unknown: post_fec_errors"
     ]
@@ -842,21 +897,23 @@ def test_nics_that_lack_the_same_counters_are_one_finding_with_the_rules_that_se
 
 def test_good_facts_give_ok_findings_only() -> None:
     for found in (
-        machine_checks.findings(GOOD_MACHINE, DEFAULT),
-        nic_checks.findings(
+        machine_checks.machine_findings(GOOD_MACHINE, DEFAULT),
+        nic_checks.nic_findings(
             of_nics(domains={PF.pci_address: "identity"}, namespace_netdevs=frozenset({"ens1"})),
             DEFAULT,
             {"ens1"},
         ),
-        lldp_checks.findings(lldp_checks.LldpFacts((MLX,), waited_s=35, neighbors=(heard(),)), DEFAULT),
-        gpu_checks.findings(of_gpus(), DEFAULT),
-        gpu_checks.findings(of_gpus(MIG_READING), DEFAULT),
-        gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), MIG_CLAIMS),
-        runtime_checks.findings(replace(settings(handlers=("nvidia",)), specs=(spec(),)), MEMORY, (GPU,)),
-        kubelet_checks.findings(
+        lldp_checks.lldp_findings(lldp_checks.LldpFacts((MLX,), waited_s=35, neighbors=(heard(),)), DEFAULT),
+        gpu_checks.gpu_findings(of_gpus(), DEFAULT),
+        gpu_checks.gpu_findings(of_gpus(MIG_READING), DEFAULT),
+        gpu_checks.gpu_findings(of_gpus(structs.replace(READING, mig=True)), MIG_CLAIMS),
+        runtime_checks.runtime_findings(
+            replace(settings(handlers=("nvidia",)), specs=(spec(),)), MEMORY, (GPU,)
+        ),
+        kubelet_checks.kubelet_findings(
             replace(SERVING, offered={"nvidia-dgx-h100/gpu-mem": (f"{UUID}::0",)}), MEMORY, SNAPSHOT
         ),
-        capabilities.findings(
+        capabilities.rights_findings(
             capabilities.ProcessRights(capabilities=frozenset(capabilities.CAPABILITIES)), DEFAULT
         ),
     ):
@@ -865,22 +922,22 @@ def test_good_facts_give_ok_findings_only() -> None:
 
 def test_disabled_parts_have_no_findings() -> None:
     no_lldp = config("lldp: {source: none}\n")
-    assert levels(nic_checks.findings(of_nics(), no_lldp)) == {"ok"}
+    assert levels(nic_checks.nic_findings(of_nics(), no_lldp)) == {"ok"}
     assert "net_raw_missing" not in {
-        one.key for one in capabilities.findings(capabilities.ProcessRights(), no_lldp)
+        one.key for one in capabilities.rights_findings(capabilities.ProcessRights(), no_lldp)
     }
-    assert levels(lldp_checks.findings(lldp_checks.LldpFacts(), no_lldp)) == {"ok"}
-    assert levels(gpu_checks.findings(of_gpus(answer=None), config("gpu: {driver: none}\n"))) == {"ok"}
+    assert levels(lldp_checks.lldp_findings(lldp_checks.LldpFacts(), no_lldp)) == {"ok"}
+    assert levels(gpu_checks.gpu_findings(of_gpus(answer=None), config("gpu: {driver: none}\n"))) == {"ok"}
     blind = replace(SERVING, podresources=False)
     without_podresources = config("kubelet: {podResources: false}\nresources: []\n")
-    assert levels(kubelet_checks.findings(blind, without_podresources, None)) == {"ok"}
+    assert levels(kubelet_checks.kubelet_findings(blind, without_podresources, None)) == {"ok"}
 
 
 def test_missing_frames_are_explained_by_the_driver_s_firmware() -> None:
     links = (MLX, LinkSide("ens9", None, "i40e", None), LinkSide("ens10", None, "i40e", None))
     found = [
         one
-        for one in lldp_checks.findings(lldp_checks.LldpFacts(links, waited_s=35), DEFAULT)
+        for one in lldp_checks.lldp_findings(lldp_checks.LldpFacts(links, waited_s=35), DEFAULT)
         if one.key == "lldp_unheard"
     ]
     assert [one.what.split(" received")[0] for one in found] == ["ens1", "ens9, ens10"]
@@ -890,16 +947,16 @@ def test_missing_frames_are_explained_by_the_driver_s_firmware() -> None:
 
 def test_specs_conflict_within_one_directory_only() -> None:
     seen = runtime_checks.RuntimeFacts(specs=(spec(), spec("/var/run/cdi/nvidia.json")))
-    assert "cdi_conflict" not in {one.key for one in runtime_checks.findings(seen, DEFAULT, (GPU,))}
+    assert "cdi_conflict" not in {one.key for one in runtime_checks.runtime_findings(seen, DEFAULT, (GPU,))}
 
 
 def test_var_run_is_the_same_directory_as_run() -> None:
-    found = runtime_checks.findings(settings(folders=("/etc/cdi", "/run/cdi")), DEFAULT, ())
+    found = runtime_checks.runtime_findings(settings(folders=("/etc/cdi", "/run/cdi")), DEFAULT, ())
     assert "cdi_folder_unread" not in {one.key for one in found}
 
 
 def test_the_agents_own_spec_is_good_where_no_vendor_spec_exists() -> None:
-    assert levels(runtime_checks.findings(settings(), MEMORY, (GPU,))) == {"ok"}
+    assert levels(runtime_checks.runtime_findings(settings(), MEMORY, (GPU,))) == {"ok"}
     assert HostPaths().vendor_gpus == frozenset()
 
 
@@ -908,19 +965,19 @@ def test_the_agents_own_spec_is_good_where_no_vendor_spec_exists() -> None:
 )
 def test_a_stale_spec_is_written_again_by_its_own_tool(kind: str, tool: str) -> None:
     stale = spec(kind=kind, missing=("/usr/lib/x",))
-    findings = runtime_checks.findings(runtime_checks.RuntimeFacts(specs=(stale,)), DEFAULT, (GPU,))
+    findings = runtime_checks.runtime_findings(runtime_checks.RuntimeFacts(specs=(stale,)), DEFAULT, (GPU,))
     (finding,) = (finding for finding in findings if finding.key == "cdi_stale")
     assert tool in finding.remedy
     assert ("nvidia-ctk" in finding.remedy) == (kind == "nvidia.com/gpu")
 
 
 def test_a_pf_without_a_driver_is_no_vf_without_one() -> None:
-    found = nic_checks.findings(of_nics(structs.replace(PF, driver=None), VF), DEFAULT)
+    found = nic_checks.nic_findings(of_nics(structs.replace(PF, driver=None), VF), DEFAULT)
     assert "vf_unbound" not in {one.key for one in found}
 
 
 @pytest.mark.parametrize(("kind", "defines"), [("nvidia.com/gpu", True), ("nodeagent.io/gpu", False)])
 def test_only_a_spec_of_the_vendors_kind_defines_its_gpus(kind: str, defines: bool) -> None:
     facts = replace(settings(), specs=(spec(kind=kind),))
-    found = {one.key for one in runtime_checks.findings(facts, NO_SPEC, (GPU,))}
+    found = {one.key for one in runtime_checks.runtime_findings(facts, NO_SPEC, (GPU,))}
     assert ("cdi" in found, "cdi_undefined" in found) == (defines, not defines)

@@ -100,13 +100,13 @@ async def asked(
     server: ApiServer, folder: Path, user: str, role: Role | None = None, node: str = "dgx-1"
 ) -> ClusterFacts:
     path = kubeconfig(folder, server.url, server.token(user))
-    found = await cluster_checks.read(ClusterOptions(path, node, role))
+    found = await cluster_checks.read_cluster(ClusterOptions(path, node, role))
     assert found is not None
     return found
 
 
 def found(seen: ClusterFacts) -> set[str]:
-    return {f"{one.level} {one.key}" for one in cluster_checks.findings(seen, Config(), None)}
+    return {f"{one.level} {one.key}" for one in cluster_checks.cluster_findings(seen, Config(), None)}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -143,7 +143,7 @@ async def test_each_missing_rule_is_named(role: Role, tmp_path: Path) -> None:
                 assert missing == granted([rule])
                 refusals = [
                     one.what
-                    for one in cluster_checks.findings(seen, Config(), None)
+                    for one in cluster_checks.cluster_findings(seen, Config(), None)
                     if one.key == "rights_missing"
                 ]
                 assert len(refusals) == len(missing)
@@ -265,16 +265,16 @@ async def test_an_unreachable_api_server_and_a_refused_token_are_findings(tmp_pa
     server = await ApiServer(rbac=True).start()
     path = kubeconfig(tmp_path, server.url, "forged")
     try:
-        seen = await cluster_checks.read(ClusterOptions(path))
+        seen = await cluster_checks.read_cluster(ClusterOptions(path))
         assert seen is not None
         assert seen.error is not None
         assert "401" in seen.error
     finally:
         await server.stop()
-    seen = await cluster_checks.read(ClusterOptions(path))
+    seen = await cluster_checks.read_cluster(ClusterOptions(path))
     assert seen is not None
     assert found(seen) == {"fix cluster_unreachable"}
-    seen = await cluster_checks.read(ClusterOptions(tmp_path / "absent"))
+    seen = await cluster_checks.read_cluster(ClusterOptions(tmp_path / "absent"))
     assert seen is not None
     assert str(tmp_path / "absent") in (seen.error or "")
 
@@ -292,7 +292,7 @@ async def test_a_hanging_api_server_costs_its_time_limit_only(
     mute = await asyncio.start_server(hang, "127.0.0.1", 0)
     path = kubeconfig(tmp_path, f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}", "t")
     async with asyncio.timeout(10):
-        seen = await cluster_checks.read(ClusterOptions(path))
+        seen = await cluster_checks.read_cluster(ClusterOptions(path))
     assert seen is not None
     assert "no answer of" in (seen.error or "")
     over.set()
@@ -325,8 +325,8 @@ async def test_one_report_covers_node_and_cluster(tmp_path: Path) -> None:
 async def test_without_access_to_a_cluster_none_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    assert await cluster_checks.read(ClusterOptions()) is None
-    assert levels(cluster_checks.findings(None, Config(), None)) == {"ok"}
+    assert await cluster_checks.read_cluster(ClusterOptions()) is None
+    assert levels(cluster_checks.cluster_findings(None, Config(), None)) == {"ok"}
 
 
 def test_the_service_account_selects_the_rights_to_check() -> None:
@@ -362,13 +362,15 @@ def test_cluster_facts_give_the_expected_finding(expected: str, findings: Iterab
 
 def test_a_good_cluster_gives_ok_findings_only() -> None:
     newest = replace(GOOD_NODE, kubelet="v1.37.1", capacity={"nvidia-dgx-h100/gpu-mem": "79"})
-    assert levels(cluster_checks.findings(replace(GOOD_CLUSTER, node=newest), MEMORY, SNAPSHOT)) == {"ok"}
+    assert levels(cluster_checks.cluster_findings(replace(GOOD_CLUSTER, node=newest), MEMORY, SNAPSHOT)) == {
+        "ok"
+    }
 
 
 def test_the_strategy_envvar_needs_no_cdi() -> None:
     old = replace(GOOD_CLUSTER, node=replace(GOOD_NODE, kubelet="v1.28.0", runtime="containerd://1.6.8"))
     strategy = config("resources: [{kind: gpu-mem, deviceListStrategy: envvar}]\n")
-    assert not {one.key for one in cluster_checks.findings(old, strategy, None)} & {
+    assert not {one.key for one in cluster_checks.cluster_findings(old, strategy, None)} & {
         "kubelet_without_cdi",
         "runtime_without_cdi",
     }
@@ -411,7 +413,7 @@ async def test_slices_classes_and_the_missing_rights_of_mode_dra_are_read(tmp_pa
                 }
             )
         path = kubeconfig(tmp_path, server.url, server.token("admin"))
-        seen = await cluster_checks.read(ClusterOptions(path, "dgx-1", dra=True))
+        seen = await cluster_checks.read_cluster(ClusterOptions(path, "dgx-1", dra=True))
         assert seen is not None
         assert seen.dra is not None
         assert seen.node is not None

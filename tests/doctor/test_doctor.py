@@ -17,7 +17,7 @@ from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.doctor import capabilities, reads
 from nodeagent.doctor.capabilities import ProcessRights, StateDirectory
-from nodeagent.doctor.finding import Finding, Level, as_table
+from nodeagent.doctor.finding import Finding, Level, finding_table
 from nodeagent.doctor.kubelet_checks import KubeletFacts
 from nodeagent.doctor.reads import Target
 from nodeagent.host.sysfs import SysfsError, Tree
@@ -178,7 +178,7 @@ def test_for_an_ordinary_user_without_a_kubelet_no_node_comes_first_and_no_right
     assert (laptop[0].key, laptop[0].level) == ("no_node", Level.NOTE)
     assert laptop[0].what.startswith("no node, no root: ")
     assert not [one for one in laptop if one.level in (Level.FIX, Level.WARN)]
-    assert as_table(doctor.TOPICS, laptop).startswith("THIS MACHINE\n")
+    assert finding_table(doctor.TOPICS, laptop).startswith("THIS MACHINE\n")
 
 
 @pytest.mark.parametrize(("uid", "kubelet"), [(0, False), (0, True), (1000, True)])
@@ -274,7 +274,7 @@ def test_outcomes_have_the_order_of_the_tasks() -> None:
     def broken() -> None:
         raise KeyError("x")
 
-    outcomes = reads.run(
+    outcomes = reads.run_reads(
         {
             "hung": reads.ReadTask(gate.wait, 0.05),
             "broken": reads.ReadTask(broken, 5),
@@ -382,7 +382,7 @@ def test_directories_and_loops_instead_of_files_are_at_most_findings(small: tupl
 
 def test_a_narrow_terminal_gets_wrapped_and_indented_lines() -> None:
     finding = Finding("machine", "some_key", Level.WARN, "word " * 40, "reason " * 30, "remedy")
-    lines = as_table(doctor.TOPICS, [finding], 80).splitlines()
+    lines = finding_table(doctor.TOPICS, [finding], 80).splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert lines[0] == "MACHINE"
     assert lines[1].startswith("  warn  some_key  word")
@@ -396,7 +396,7 @@ def test_a_narrow_terminal_gets_wrapped_and_indented_lines() -> None:
 
 def test_equal_advice_is_printed_once() -> None:
     findings = [Finding("machine", "k", Level.FIX, what, "because", "correct it") for what in ("a", "b", "c")]
-    table = as_table(doctor.TOPICS, findings)
+    table = finding_table(doctor.TOPICS, findings)
     assert table.count("because") == 1
     assert table.index("because") > table.index("fix   k  c")
 

@@ -46,8 +46,8 @@ def gpus(root: Path, **fields: object) -> None:
 
 def found(root: Path) -> dict[str, tuple[str, str]]:
     target = Target(Tree(root), Config(), recorded=True, kubelet_dir=None)
-    kernel = machine_checks.read(target).kernel
-    findings = gpu_checks.findings(gpu_checks.read(target), Config(), kernel)
+    kernel = machine_checks.read_machine(target).kernel
+    findings = gpu_checks.gpu_findings(gpu_checks.read_gpus(target), Config(), kernel)
     return {one.key: (one.level.value, one.what) for one in findings}
 
 

@@ -13,7 +13,7 @@ from nodeagent.doctor import mps_checks
 from nodeagent.doctor.reads import Target
 from nodeagent.host.sysfs import Tree
 from nodeagent.sharing.mps_files import DaemonState, DaemonStates, MpsFiles, WantedDaemons
-from nodeagent.sharing.mps_watch import NOT_YET
+from nodeagent.sharing.mps_watch import MPS_NOT_YET
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 SHARED = f"{HEAD}resources: [{{kind: gpu-mem, enforcement: mps}}]"
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> MpsFiles:
 
 
 def found(target: Target) -> list[str]:
-    return [f"{one.key} {one.what}" for one in mps_checks.findings(mps_checks.read(target))]
+    return [f"{one.key} {one.what}" for one in mps_checks.mps_findings(mps_checks.read_mps(target))]
 
 
 def test_each_state_of_the_daemons_is_a_finding(target: Target, files: MpsFiles) -> None:
@@ -41,7 +41,7 @@ def test_each_state_of_the_daemons_is_a_finding(target: Target, files: MpsFiles)
     assert lock is not None
     assert found(target) == ["mps_not_asked no agent has named a GPU that needs an MPS daemon"]
     files.write_wanted(WantedDaemons(("GPU-0", "GPU-1")))
-    assert found(target) == [f"mps_daemon GPU-0: {NOT_YET}", f"mps_daemon GPU-1: {NOT_YET}"]
+    assert found(target) == [f"mps_daemon GPU-0: {MPS_NOT_YET}", f"mps_daemon GPU-1: {MPS_NOT_YET}"]
     sick = DaemonState("GPU-1", obstacle="the MPS daemon has ended (signal 11) and is started again")
     files.write_states(DaemonStates((DaemonState("GPU-0", pid=7), sick)))
     assert found(target) == ["mps_daemon GPU-1: the MPS daemon has ended (signal 11) and is started again"]

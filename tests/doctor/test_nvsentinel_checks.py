@@ -24,7 +24,8 @@ def target(tmp_path):
 
 def found(target):
     return [
-        (finding.key, finding.what) for finding in nvsentinel_checks.findings(nvsentinel_checks.read(target))
+        (finding.key, finding.what)
+        for finding in nvsentinel_checks.nvsentinel_findings(nvsentinel_checks.read_nvsentinel(target))
     ]
 
 

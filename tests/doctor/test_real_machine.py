@@ -110,7 +110,9 @@ async def test_a_bound_socket_without_a_listener_is_a_finding(tmp_path: Path) ->
     (tmp_path / "device-plugins").mkdir()
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "device-plugins/kubelet.sock"))
-        seen = await kubelet_checks.read(Target(Tree("/"), Config(), recorded=False, kubelet_dir=tmp_path))
+        seen = await kubelet_checks.read_kubelet(
+            Target(Tree("/"), Config(), recorded=False, kubelet_dir=tmp_path)
+        )
     assert seen.unreachable == "no process listens on it"
     assert seen.locked is False
 
@@ -121,9 +123,9 @@ async def test_a_lock_is_reported_and_not_changed(tmp_path: Path) -> None:
     target = Target(Tree("/"), Config(), recorded=False, kubelet_dir=tmp_path)
     with (folder / "nodeagent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert (await kubelet_checks.read(target)).locked is True
+        assert (await kubelet_checks.read_kubelet(target)).locked is True
         fcntl.flock(lock, fcntl.LOCK_UN)
-        assert (await kubelet_checks.read(target)).locked is False
+        assert (await kubelet_checks.read_kubelet(target)).locked is False
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -243,12 +245,12 @@ async def test_lldp_of_all_links_ends_the_wait(links, root) -> None:
     speaking = asyncio.create_task(speak())
     try:
         async with asyncio.timeout(20):
-            seen = await lldp_checks.read(target)
+            seen = await lldp_checks.read_lldp(target)
     finally:
         speaking.cancel()
         with suppress(asyncio.CancelledError):
             await speaking
-    findings = {one.key: one for one in lldp_checks.findings(seen, target.config)}
+    findings = {one.key: one for one in lldp_checks.lldp_findings(seen, target.config)}
     assert findings["lldp_heard"].what.startswith("2 of 2 links receive LLDP from leaf-")
     assert findings["lldp_no_carrier"].what == "no carrier on swp3"
     assert "\x1b" not in findings["lldp_heard"].what
@@ -257,8 +259,8 @@ async def test_lldp_of_all_links_ends_the_wait(links, root) -> None:
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_links_without_lldp_are_a_finding(links, root) -> None:
     target = of(root, load(SWP, name="x"), wait_s=0.2)
-    seen = await lldp_checks.read(target)
-    (one,) = [one for one in lldp_checks.findings(seen, target.config) if one.key == "lldp_unheard"]
+    seen = await lldp_checks.read_lldp(target)
+    (one,) = [one for one in lldp_checks.lldp_findings(seen, target.config) if one.key == "lldp_unheard"]
     assert one.what == "swp1, swp2 received no LLDP in 0.2 s, less than the send interval"
 
 
@@ -271,10 +273,10 @@ async def test_netdevs_of_another_network_namespace_are_a_finding(tmp_path: Path
     machine.function("0000:18:00.0")
     machine.netdev("ens99np0", "0000:18:00.0")
     machine.vf("0000:18:00.0", 0)
-    seen = await nic_checks.read(of(tmp_path))
-    assert [one.what for one in nic_checks.findings(seen, Config()) if one.key == "network_namespace"] == [
-        "ens99np0: in sysfs, but not in this network namespace"
-    ]
+    seen = await nic_checks.read_nics(of(tmp_path))
+    assert [
+        one.what for one in nic_checks.nic_findings(seen, Config()) if one.key == "network_namespace"
+    ] == ["ens99np0: in sysfs, but not in this network namespace"]
 
 
 # --- rights ---------------------------------------------------------------------------------------------
@@ -302,13 +304,13 @@ def test_a_file_instead_of_a_directory_is_unwritable(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     (tmp_path / "var/run").mkdir(parents=True)
     (tmp_path / "var/run/cdi").touch()
-    folders = capabilities.read(of(tmp_path)).folders
+    folders = capabilities.read_rights(of(tmp_path)).folders
     assert folders["/var/run/cdi"] == f"{tmp_path}/var/run/cdi is not a directory"
     assert folders["/var/run/k8s.cni.cncf.io/devinfo/dp"] is None
     assert sorted(os.listdir(tmp_path / "var/run")) == ["cdi"]
 
 
-OF_ANOTHER_BOOT = json.dumps({"version": state_file.FORM.version, "boot_id": "x", "entries": []})
+OF_ANOTHER_BOOT = json.dumps({"version": state_file.HEALTH_FORM.version, "boot_id": "x", "entries": []})
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_the_state_file_is_checked(tmp_path: Path, text: str, broken: list[str])
     (tmp_path / "sys").mkdir()
     (tmp_path / "var/lib/nodeagent").mkdir(parents=True)
     (tmp_path / "var/lib/nodeagent/health.json").write_text(text)
-    state = capabilities.read(of(tmp_path)).state
+    state = capabilities.read_rights(of(tmp_path)).state
     assert state is not None
     assert list(state.broken) == broken
     assert state.refusal is None

@@ -282,7 +282,7 @@ async def test_an_update_of_the_agent_keeps_slices_and_claims(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the two agents the kubelet gets no answer for a claim. It asks again, and nothing was lost."""
-    monkeypatch.setitem(holdings.watch.__kwdefaults__, "own_stands_s", 0.1)
+    monkeypatch.setitem(holdings.watch_holdings.__kwdefaults__, "own_stands_s", 0.1)
     own = PodSpec("nodeagent-x7k2p", (Container("agent", {}),), namespace="nodeagent")
     server = await ApiServer().start()
     access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"

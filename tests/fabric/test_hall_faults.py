@@ -10,7 +10,7 @@ from msgspec import structs
 
 from nodeagent.fabric import IMMEDIATE, FabricRules, NodeLinks, compute
 from nodeagent.fabric.fabric_settings import HysteresisSettings
-from nodeagent.fabric.hypernode import ALIASES, SWITCHES
+from nodeagent.fabric.hypernode import ALIASES_ANNOTATION, SWITCHES
 from tests.support.fabrics import Cluster, partition
 from tests.support.halls import Hall, named
 
@@ -577,7 +577,8 @@ def test_the_aliases_of_an_earlier_version_do_not_join_switches_with_one_chassis
     names = [f"su{unit}-leaf{rail}" for unit in range(3) for rail in range(8)]
     aliases = ",".join(f"{name}=su0-leaf0" for name in names[1:])
     published = [
-        structs.replace(one, annotations=((ALIASES, aliases), (SWITCHES, "su0-leaf0"))) for one in merged
+        structs.replace(one, annotations=((ALIASES_ANNOTATION, aliases), (SWITCHES, "su0-leaf0")))
+        for one in merged
     ]
     outcome = compute(made.reports(), published=published, rules=NOW)
     assert {switch for one in outcome.hypernodes for switch in one.switches} == set(names)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nodeagent.fabric import FabricRules, Planner
 from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
-from nodeagent.fabric.hypernode import HyperNode, convert, labels_of, render
+from nodeagent.fabric.hypernode import HyperNode, convert_hypernode, labels_of, render
 from tests.support.fabrics import SHAPES, Cluster, End, Row, links, partition, rails, single, stale, units
 from tests.support.volcano_rules import VolcanoTree
 
@@ -72,7 +72,7 @@ def test_an_empty_input_deletes_nothing() -> None:
     before = dict(cluster.tree.objects)
     cluster.planner = Planner(cluster.rules)
     for one in before.values():
-        cluster.planner.hypernode(one["metadata"]["name"], convert(one))
+        cluster.planner.hypernode(one["metadata"]["name"], convert_hypernode(one))
     assert cluster.rest(10 * HOUR) == 0
     assert cluster.tree.objects == before
 
@@ -323,7 +323,7 @@ def test_a_restarted_controller_plans_the_same() -> None:
 def test_an_edited_object_is_restored() -> None:
     cluster = grown()
     name = cluster.home("su000-n003")
-    edited = convert(cluster.tree.objects[name])
+    edited = convert_hypernode(cluster.tree.objects[name])
     for change in (
         {"nodes": edited.nodes[:-1]},
         {"tier_name": "rack"},
@@ -335,7 +335,7 @@ def test_an_edited_object_is_restored() -> None:
         cluster.tree.objects[name] = render(wrong)
         cluster.planner.hypernode(name, wrong)
         assert cluster.rest(1) >= 1
-        assert convert(cluster.tree.objects[name]).same(edited)
+        assert convert_hypernode(cluster.tree.objects[name]).same(edited)
 
 
 def test_a_deleted_object_is_created_again() -> None:

@@ -49,7 +49,7 @@ class RandomCluster:
     def fresh(self, chance: random.Random) -> Planner:
         """A planner that gets the same state in another order, with other states before it."""
         planner = Planner(self.rules, self.topology)
-        published = {name: hypernodes.convert(found) for name, found in self.tree.objects.items()}
+        published = {name: hypernodes.convert_hypernode(found) for name, found in self.tree.objects.items()}
         calls: list[Callable[[], None]] = [
             *(partial(planner.hypernode, name, one) for name, one in (self.foreign | published).items()),
             *(partial(planner.node, node, labels) for node, labels in self.nodes.items()),
@@ -252,7 +252,7 @@ def change(chance: random.Random, cluster: RandomCluster, cables: Cables, *, ren
         cluster.foreign_hypernode(name, chance.choice((made, None)))
     if cluster.tree.objects and chance.random() < 0.15:
         name = chance.choice(sorted(cluster.tree.objects))
-        edited = hypernodes.convert(cluster.tree.objects[name])
+        edited = hypernodes.convert_hypernode(cluster.tree.objects[name])
         change = chance.choice(
             ({"nodes": edited.nodes[1:]}, {"annotations": ()}, {"tier_name": "rack"}, None)
         )

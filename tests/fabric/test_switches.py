@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
-from nodeagent.fabric.naming import NAME_MAX, name_of
+from nodeagent.fabric.naming import HYPERNODE_NAME_MAX, free_name
 from nodeagent.fabric.switch_keys import chassis_key, safe_key
 from tests.support.fabrics import Cables, Cluster, End, links, partition, rails
 
@@ -168,7 +168,7 @@ def test_hostile_names_become_safe_and_distinct_keys() -> None:
     outcome = plan(cables)
     assert len(partition(outcome)) == len(names)
     for one in outcome.hypernodes:
-        assert len(one.name) <= NAME_MAX
+        assert len(one.name) <= HYPERNODE_NAME_MAX
         text = str(dict(one.annotations))
         assert text.isascii()
         assert text.isprintable()
@@ -179,9 +179,9 @@ def test_names_are_safe_unique_and_short() -> None:
     assert safe_key("Leaf-01") == "leaf-01"
     assert safe_key("a,b\n") == "a%2cb"
     assert chassis_key("mac=AA:bb") == "chassis:mac:aa:bb"
-    first = name_of("compute", 1, "x" * 300, lambda name: False)
-    second = name_of("compute", 1, "x" * 300, lambda name: name == first)
-    assert len(first) <= NAME_MAX
+    first = free_name("compute", 1, "x" * 300, lambda name: False)
+    second = free_name("compute", 1, "x" * 300, lambda name: name == first)
+    assert len(first) <= HYPERNODE_NAME_MAX
     assert first != second
 
 

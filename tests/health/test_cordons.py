@@ -26,7 +26,7 @@ from nodeagent.kinds.rail_numbers import Rail, selection
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet import rail_memory
 from nodeagent.kubelet.rail_memory import NumberedSelection
-from nodeagent.sources.cordons_file import FORM, CordonsFile, one_at_a_time
+from nodeagent.sources.cordons_file import CORDONS_FORM, CordonsFile, one_at_a_time
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.judged_machine import link, pf, vf
 from tests.support.running_agent import Node, node
@@ -173,8 +173,8 @@ def test_a_cordoned_device_has_not_failed() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 7}', '{"version": 1, "cordons": [{"name": 3}]}'])
 def test_a_file_that_cannot_be_read_costs_the_cordons_alone(text: str, tmp_path: Path) -> None:
-    (tmp_path / FORM.name).write_text(text)
-    assert StoredFile(tmp_path, FORM).read() is None
+    (tmp_path / CORDONS_FORM.name).write_text(text)
+    assert StoredFile(tmp_path, CORDONS_FORM).read() is None
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ async def test_a_file_that_breaks_is_seen_and_the_cordons_of_a_running_agent_sta
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with node() as n:
-        file = n.root / "var/lib/nodeagent" / FORM.name
+        file = n.root / "var/lib/nodeagent" / CORDONS_FORM.name
         await n.kubelet.start()
         await n.start_agent(n.configure("scanSeconds: 600\n"))
         await n.allocatable(NIC0, 4)
@@ -218,15 +218,15 @@ def test_the_doctor_sees_a_broken_file(text: str | None, broken: bool, tmp_path:
     (tmp_path / "sys").mkdir()
     if text is not None:
         (tmp_path / "var/lib/nodeagent").mkdir(parents=True)
-        (tmp_path / "var/lib/nodeagent" / FORM.name).write_text(text)
-    rights = capabilities.read(Target(Tree(tmp_path), Config(), recorded=True, kubelet_dir=None))
-    assert ("cordons_broken" in {it.key for it in capabilities.findings(rights, Config())}) is broken
+        (tmp_path / "var/lib/nodeagent" / CORDONS_FORM.name).write_text(text)
+    rights = capabilities.read_rights(Target(Tree(tmp_path), Config(), recorded=True, kubelet_dir=None))
+    assert ("cordons_broken" in {it.key for it in capabilities.rights_findings(rights, Config())}) is broken
 
 
 def test_the_list_of_a_broken_file_changes_nothing(
     two_entries: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "var/lib/nodeagent" / FORM.name
+    file = tmp_path / "var/lib/nodeagent" / CORDONS_FORM.name
     file.write_text("{")
     for words, code in ((["cordon"], 2), (["uncordon", "nic0"], 1), (["uncordon", "nic0"], 2)):
         before = file.exists()
@@ -261,7 +261,9 @@ def node_without_agent(tmp_path: Path) -> list[str]:
     ]
     rails = [Rail(0, "0000:18:00.0", "02:00:00:00:00:01"), Rail(0, "0000:4f:00.0", "02:00:00:00:00:02")]
     entries = tuple(NumberedSelection(key, (rail,)) for key, rail in zip(keys, rails, strict=True))
-    StoredFile(tmp_path / "var/lib/nodeagent", rail_memory.FORM).write(rail_memory.RailsFile(entries=entries))
+    StoredFile(tmp_path / "var/lib/nodeagent", rail_memory.RAILS_FORM).write(
+        rail_memory.RailsFile(entries=entries)
+    )
     return ["--root", str(tmp_path), "--config", str(config)]
 
 
@@ -312,7 +314,7 @@ def test_a_verb_waits_for_another_one(
             code = pool.submit(main, [other, *words])
             with pytest.raises(TimeoutError):
                 code.result(1.0)
-            file = StoredFile(folder, FORM)
+            file = StoredFile(folder, CORDONS_FORM)
             before = (file.read() or CordonsFile()).cordons
             file.write(CordonsFile(cordons=(*before, Cordon("0000:4f:00.0", "nic0.1", ""))))
         assert code.result(60) == 0

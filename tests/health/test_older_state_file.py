@@ -10,7 +10,7 @@ import pytest
 from nodeagent.base.stored_file import boot_id
 from nodeagent.facts.model import State
 from nodeagent.health.service import GPU_SECTION, NIC_SECTION, HealthService
-from nodeagent.health.state_file import FORM, StateFile
+from nodeagent.health.state_file import HEALTH_FORM, StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.judged_gpus import gpu
@@ -76,7 +76,7 @@ def test_the_time_of_the_last_reading_is_stored_and_a_reading_alone_is_no_news_f
         )
         health.judge_nics()
         health.store(last=last)
-        entries = json.loads(FORM.encode(health.state_file.content()))["entries"]
+        entries = json.loads(HEALTH_FORM.encode(health.state_file.content()))["entries"]
         (value,) = (entry["value"] for entry in entries if entry["room"] == NIC_SECTION)
         return value
 
@@ -100,7 +100,7 @@ def test_the_file_keeps_its_form(folder: Path) -> None:
         for entry in json.loads((folder / "health.json").read_text())["entries"]
     }
     health.store()
-    text = json.loads(FORM.encode(health.state_file.content()))
+    text = json.loads(HEALTH_FORM.encode(health.state_file.content()))
     assert text["version"] == 1
     newer = {(entry["room"], entry["pci_address"]): entry["value"] for entry in text["entries"]}
     for section in (NIC_SECTION, GPU_SECTION):

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.recording import LINE_MAX, Header, RecordingError, Subject, decode, encode, lines
+from nodeagent.health.recording import (
+    LINE_MAX,
+    Header,
+    RecordingError,
+    Subject,
+    decode_recording,
+    encode_recorded,
+    lines,
+)
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS
 
@@ -31,34 +39,37 @@ samples = st.builds(
 
 
 def read(data: bytes) -> tuple[Header, list[Sample]]:
-    header, rest = decode(io.BytesIO(data))
+    header, rest = decode_recording(io.BytesIO(data))
     return header, list(rest)
 
 
 @given(st.lists(samples, max_size=5))
 def test_a_recording_is_read_as_it_was_written(recorded):
-    data = encode(HEADER) + b"".join(encode(sample) for sample in recorded)
+    data = encode_recorded(HEADER) + b"".join(encode_recorded(sample) for sample in recorded)
     assert read(data) == (HEADER, recorded)
 
 
 def test_a_sample_is_one_line_without_unknown_fields():
-    assert encode(Sample(1.0, "a", Source.FEC)) == b'{"at":1.0,"device":"a","source":"fec"}\n'
-    assert b"rdma" not in encode(HEADER)
+    assert encode_recorded(Sample(1.0, "a", Source.FEC)) == b'{"at":1.0,"device":"a","source":"fec"}\n'
+    assert b"rdma" not in encode_recorded(HEADER)
 
 
 def test_a_last_line_that_is_cut_short_is_ignored():
-    assert read(encode(HEADER) + encode(SAMPLE) + encode(SAMPLE)[:-9]) == (HEADER, [SAMPLE])
+    assert read(encode_recorded(HEADER) + encode_recorded(SAMPLE) + encode_recorded(SAMPLE)[:-9]) == (
+        HEADER,
+        [SAMPLE],
+    )
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"[]\n", b'{"at":1,"device":"a","source":"tea"}\n', b"\xff\n"])
 def test_a_broken_line_is_reported_with_its_number(line):
     with pytest.raises(RecordingError, match="line 3"):
-        read(encode(HEADER) + encode(SAMPLE) + line + encode(SAMPLE))
+        read(encode_recorded(HEADER) + encode_recorded(SAMPLE) + line + encode_recorded(SAMPLE))
 
 
 def test_a_line_without_an_end_is_bounded():
-    file = io.BytesIO(encode(HEADER) + encode(SAMPLE) + b"x" * (3 * LINE_MAX))
-    header, samples = decode(lines(file))
+    file = io.BytesIO(encode_recorded(HEADER) + encode_recorded(SAMPLE) + b"x" * (3 * LINE_MAX))
+    header, samples = decode_recording(lines(file))
     with pytest.raises(RecordingError, match="line 3: it is longer than"):
         list(samples)
     assert header == HEADER
@@ -67,12 +78,12 @@ def test_a_line_without_an_end_is_bounded():
 
 def test_unknown_fields_are_ignored():
     line = b'{"at":1,"device":"a","source":"fec","values":{"unheard_of":1},"new":[1]}\n'
-    assert read(encode(HEADER) + line)[1] == [Sample(1, "a", Source.FEC, {"unheard_of": 1})]
+    assert read(encode_recorded(HEADER) + line)[1] == [Sample(1, "a", Source.FEC, {"unheard_of": 1})]
 
 
 def test_another_version_is_refused_with_the_remedy():
     with pytest.raises(RecordingError, match=r"version 2.*recorded"):
-        read(encode(HEADER).replace(b'"version":1', b'"version":2'))
+        read(encode_recorded(HEADER).replace(b'"version":1', b'"version":2'))
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b'{"form":"tea"}\n', b"\0" * 40])
@@ -83,7 +94,7 @@ def test_another_file_is_refused(data):
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_samples_or_a_recording_error(data):
-    for text in (data, encode(HEADER) + data):
+    for text in (data, encode_recorded(HEADER) + data):
         try:
             read(text)
         except RecordingError:

@@ -12,7 +12,7 @@ from hack.docs.health_rules import rules_table
 from nodeagent.cli import main
 from nodeagent.commands.health.replay import Transition, replay
 from nodeagent.health.health_settings import HealthSettings
-from nodeagent.health.recording import Header, Subject, decode, encode
+from nodeagent.health.recording import Header, Subject, decode_recording, encode_recorded
 from nodeagent.health.rules import NIC_RULES
 from nodeagent.measurements.sample import Sample, Source
 from tests.support import golden
@@ -60,7 +60,7 @@ def recording(tmp_path: Path) -> Path:
         ),
     )
     path = tmp_path / "incident.jsonl"
-    path.write_bytes(encode(header) + b"".join(map(encode, incident())))
+    path.write_bytes(encode_recorded(header) + b"".join(map(encode_recorded, incident())))
     return path
 
 
@@ -108,7 +108,7 @@ def test_a_port_that_was_never_cabled_is_unused_as_in_the_agent() -> None:
 
 def test_samples_of_devices_that_are_not_in_the_header_are_ignored(recording: Path) -> None:
     with recording.open("rb") as lines:
-        header, samples = decode(lines)
+        header, samples = decode_recording(lines)
         strangers = [Sample(1.0, "GPU-1", Source.GPU, {"gpu_celsius": 40}), *samples]
     assert {change.device for change in replay(header, strangers, HealthSettings())} <= set(PFS)
 

@@ -19,7 +19,7 @@ from nodeagent.health.health_settings import RuleSettings
 from nodeagent.health.nic import roles
 from nodeagent.health.record import READING_NEWS_S, GpuRecord, NicRecord
 from nodeagent.health.service import HealthService
-from nodeagent.health.state_file import FORM, StateFile
+from nodeagent.health.state_file import HEALTH_FORM, StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
@@ -166,7 +166,7 @@ class Agents:
         """The last agent is killed after its last write."""
         self.health.store()
         file = self.health.state_file
-        (self.folder / "health.json").write_bytes(FORM.encode(file.content()))
+        (self.folder / "health.json").write_bytes(HEALTH_FORM.encode(file.content()))
         self.start()
 
 
@@ -293,9 +293,12 @@ def test_functions_with_one_root_port_are_those_without_a_host_bridge_between_th
 
 def test_the_plan_of_one_node_is_read() -> None:
     text = b"n1:\n  eth1: {switch: leaf-1, port: 1/1}\n  eth2: {switch: leaf-2, port: 7}\nn2: {}\n"
-    assert cabling_plan.read(text, "n1") == {"eth1": Port("leaf-1", "1/1"), "eth2": Port("leaf-2", "7")}
+    assert cabling_plan.read_plan(text, "n1") == {"eth1": Port("leaf-1", "1/1"), "eth2": Port("leaf-2", "7")}
     assert (
-        cabling_plan.read(text, "n2") == cabling_plan.read(text, "n3") == cabling_plan.read(b"", "n1") == {}
+        cabling_plan.read_plan(text, "n2")
+        == cabling_plan.read_plan(text, "n3")
+        == cabling_plan.read_plan(b"", "n1")
+        == {}
     )
 
 
@@ -319,7 +322,7 @@ def test_the_plan_of_one_node_is_read() -> None:
 )
 def test_a_fault_of_the_plan_is_reported_with_its_place(text: bytes, complaint: str) -> None:
     with pytest.raises(PlanError, match=complaint.replace("{", r"\{")):
-        cabling_plan.read(text, "n1")
+        cabling_plan.read_plan(text, "n1")
 
 
 async def test_a_changed_plan_is_read_and_a_broken_one_ignored(
@@ -327,7 +330,7 @@ async def test_a_changed_plan_is_read_and_a_broken_one_ignored(
 ) -> None:
     path = tmp_path / "plan.yaml"
     published: asyncio.Queue[dict[str, Port]] = asyncio.Queue()
-    watching = asyncio.create_task(cabling_plan.watch(path, "n1", published.put_nowait, 0.005))
+    watching = asyncio.create_task(cabling_plan.watch_plan(path, "n1", published.put_nowait, 0.005))
     async with asyncio.timeout(LIMIT_S):
         await until(lambda: "cannot be read" in caplog.text)
         path.write_text("n1: {eth1: {switch: a, port: b}}")

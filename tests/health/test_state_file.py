@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.base.stored_file import StoredFile
 from nodeagent.health import state_file as module
-from nodeagent.health.state_file import FORM, DeviceIdentity, StateFile
+from nodeagent.health.state_file import HEALTH_FORM, DeviceIdentity, StateFile
 from tests.support.waiting import until
 
 
@@ -76,7 +76,7 @@ def test_a_broken_or_foreign_file_is_ignored_with_one_log_line(
 
 def test_the_file_of_another_boot_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    state_file = StateFile(StoredFile(tmp_path, FORM, "an earlier boot"))
+    state_file = StateFile(StoredFile(tmp_path, HEALTH_FORM, "an earlier boot"))
     state_file.store("nic", {A: Kept(1000)})
     state_file.file.write(state_file.content())
     assert StateFile.open(tmp_path).load("nic", Kept) == {}
@@ -137,4 +137,4 @@ async def test_records_that_a_task_stores_at_its_end_are_written(tmp_path: Path)
     for task in tasks:  # in this order
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert "xid_79" in (tmp_path / FORM.name).read_text()
+    assert "xid_79" in (tmp_path / HEALTH_FORM.name).read_text()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hack.docs.health_rules import gpu_rules_table, xids_table
 from nodeagent.facts.model import HEALTHY, State
-from nodeagent.health.gpu import unknown
+from nodeagent.health.gpu import with_unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.rules.xids import FATAL, IGNORE, RECOVERY_ACTION_CHANGED, WATCH, Severity, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
@@ -246,7 +246,7 @@ def test_the_gravest_reason_is_first():
 
 def test_a_driver_without_an_answer_withdraws_and_returns_nothing():
     for health in (HEALTHY, GpuBench(gpu()).xid(1, 79).health()):
-        unanswered = unknown(health, "it hangs")
+        unanswered = with_unknown(health, "it hangs")
         assert (unanswered.state, unanswered.allocatable) == (State.UNKNOWN, health.allocatable)
         assert unanswered.reasons[0].key == "driver_silent"
         assert unanswered.reasons[1:] == health.reasons

@@ -12,7 +12,7 @@ from nodeagent.host import pcie_link
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.pcie_link import PcieLinks
 from nodeagent.host.rdma_ports import RdmaPorts
-from nodeagent.host.sysfs import UNREADABLE, OpenAttributes, SysfsError, Tree
+from nodeagent.host.sysfs import UNREADABLE_PATHS, OpenAttributes, SysfsError, Tree
 from tests.support.drawn_trees import Machine
 from tests.support.namespaces import Netns, veth
 
@@ -113,12 +113,12 @@ def test_a_refused_counter_does_not_affect_the_others(tmp_path):
     made = machine(tmp_path)
     for name, text in {"port_rcv_data": "25", "port_xmit_data": "N/A (no PMA)", "VL15_dropped": "0"}.items():
         made.draw(f"{PORT}/ports/1/counters/{name}", text)
-    made.draw(UNREADABLE, f"EINVAL {PORT}/ports/1/counters/VL15_dropped")
+    made.draw(UNREADABLE_PATHS, f"EINVAL {PORT}/ports/1/counters/VL15_dropped")
     ports = RdmaPorts(OpenAttributes(Tree(made.root)))
     names = ("VL15_dropped", "port_rcv_data", "port_xmit_data", "absent")
     assert ports.counters("mlx5_0", names) == {"port_rcv_data": 25}
     assert [path.rpartition("/")[2] for path in ports.refused] == ["VL15_dropped"]
-    made.draw(UNREADABLE, "")
+    made.draw(UNREADABLE_PATHS, "")
     assert ports.counters("mlx5_0", names) == {"port_rcv_data": 25}, "it is not asked again"
     ports.forget("mlx5_0")
     assert not ports.refused
@@ -155,7 +155,7 @@ def test_gids_are_counted_at_any_index_of_the_table(tmp_path):
     gid(1, "RoCE v2", empty)
     gid(3, "RoCE v2", "fe80:0000:0000:0000:0000:0000:0000:0001")
     assert ports.roce_v2_gids("mlx5_0", again=False) == 1, "after a flap it may be at another place"
-    made.draw(UNREADABLE, f"EINVAL {PORT}/ports/1/gids/3")
+    made.draw(UNREADABLE_PATHS, f"EINVAL {PORT}/ports/1/gids/3")
     assert RdmaPorts(OpenAttributes(Tree(made.root))).roce_v2_gids("mlx5_0", again=True) == 0
 
 

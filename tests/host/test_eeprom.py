@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host.eeprom import IDENTIFIER, decode, missing
+from nodeagent.host.eeprom import IDENTIFIER, decode_module, missing
 from nodeagent.host.eeprom.cmis import CMIS
 from nodeagent.host.eeprom.image import (
     DIAGNOSTICS,
@@ -18,7 +18,7 @@ from nodeagent.host.eeprom.image import (
     EepromError,
     Image,
     Medium,
-    plausible,
+    plausible_thresholds,
 )
 from nodeagent.host.eeprom.sff8472 import SFF8472
 from nodeagent.host.eeprom.sff8636 import SFF8636
@@ -77,7 +77,7 @@ def cmis_image(*, medium: int = 2, flat: bool = False, lanes: int = 4) -> Pages:
 
 def test_a_cmis_module_has_lanes_and_thresholds():
     image, _ = read(cmis_image())
-    module = decode(image)
+    module = decode_module(image)
     assert (module.kind, module.medium, module.state) == ("OSFP", Medium.OPTICAL, "ready")
     assert (module.vendor, module.part, module.serial, module.revision) == (
         *("ACME OPTICS", "AO-400-DR4", "SN0001", "B2"),
@@ -96,7 +96,7 @@ def test_a_cmis_module_has_lanes_and_thresholds():
 
 
 def test_a_passive_cable_with_cmis_has_no_measured_values():
-    module = decode(read(cmis_image(medium=3, flat=True))[0])
+    module = decode_module(read(cmis_image(medium=3, flat=True))[0])
     assert (module.medium, module.celsius, module.volts, module.lanes, module.limits) == (
         *(Medium.PASSIVE, None, None, {}, {}),
     )
@@ -106,11 +106,11 @@ def test_a_passive_cable_with_cmis_has_no_measured_values():
 def test_an_unreadable_page_affects_only_its_own_values():
     pages = cmis_image()
     del pages[0x50, 2]
-    module = decode(read(pages)[0])
+    module = decode_module(read(pages)[0])
     assert module.limits == {}
     assert module.lanes[0].rx_power == pytest.approx(0.0009)
     del pages[0x50, 1]
-    assert decode(read(pages)[0]).lanes == {}
+    assert decode_module(read(pages)[0]).lanes == {}
 
 
 def sff8636_image(*, technology: int = 0, revision: int = 8) -> Pages:
@@ -136,7 +136,7 @@ def sff8636_image(*, technology: int = 0, revision: int = 8) -> Pages:
 
 
 def test_a_qsfp28_is_read_and_its_hostile_name_is_escaped():
-    module = decode(read(sff8636_image())[0])
+    module = decode_module(read(sff8636_image())[0])
     assert (module.kind, module.medium, module.celsius) == ("QSFP28", Medium.OPTICAL, 38.25)
     assert module.vendor == "ACME??[2J"
     assert (module.part, module.revision, module.serial) == ("Q28-SR4", "A", "SN2")
@@ -150,7 +150,7 @@ def test_the_thresholds_of_a_passive_qsfp_cable_are_not_read():
     pages = sff8636_image(technology=0xA)
     put(pages, 0, 220, "B", 0)
     image, touched = read(pages)
-    module = decode(image)
+    module = decode_module(image)
     assert (module.medium, module.celsius, module.lanes, module.limits) == (Medium.PASSIVE, None, {}, {})
     assert not [byte for byte in touched if byte[1] == 3]
 
@@ -170,13 +170,13 @@ def test_the_thresholds_of_a_passive_qsfp_cable_are_not_read():
 def test_a_warning_is_between_the_alarms_or_it_is_none(words: tuple[int, ...], kept: tuple[int, ...] | None):
     pages = sff8636_image()
     put(pages, 3, 128, "4h", *(256 * word for word in words))
-    limits = decode(read(pages)[0]).limits.get("celsius")
+    limits = decode_module(read(pages)[0]).limits.get("celsius")
     assert limits == (AlarmThresholds(*kept) if kept else None)
 
 
 @given(st.lists(st.floats(-50, 100), min_size=4, max_size=4))
 def test_plausible_thresholds_are_in_order(values: list[float]):
-    for limits in plausible({"celsius": AlarmThresholds(*values)}).values():
+    for limits in plausible_thresholds({"celsius": AlarmThresholds(*values)}).values():
         assert limits.low_alarm <= limits.low_warning < limits.high_warning <= limits.high_alarm
         assert (limits.high_alarm, limits.low_alarm) == (values[0], values[1])
 
@@ -198,14 +198,14 @@ def sff8472_image(*, monitoring: int = 0x60, cable: int = 0) -> Pages:
 
 
 def test_an_internally_calibrated_sfp_is_decoded():
-    module = decode(read(sff8472_image())[0])
+    module = decode_module(read(sff8472_image())[0])
     assert (module.kind, module.vendor, module.serial, module.celsius) == ("SFP", "ACME", "SN3", 30)
     assert module.lanes[0].rx_power == pytest.approx(0.0005)
     assert module.limits["celsius"].high_alarm == 80
 
 
 def test_an_externally_calibrated_sfp_is_decoded():
-    module = decode(read(sff8472_image(monitoring=0x50))[0])
+    module = decode_module(read(sff8472_image(monitoring=0x50))[0])
     assert module.celsius == pytest.approx((1.5 * 30 * 256 + 10) / 256)
     assert module.volts == pytest.approx((1.5 * 33_000 + 10) * 1e-4)
     assert module.lanes[0].rx_power == pytest.approx((2 * 5_000 - 3) * 1e-7)
@@ -215,20 +215,20 @@ def test_an_externally_calibrated_sfp_is_decoded():
 def test_no_light_is_zero_and_not_negative():
     pages = sff8472_image(monitoring=0x50)
     put(pages, 0, 104, "H", 0, i2c=DIAGNOSTICS)
-    assert decode(read(pages)[0]).lanes[0].rx_power == 0
+    assert decode_module(read(pages)[0]).lanes[0].rx_power == 0
     put(pages, 0, 56, "5f", math.nan, 0, 0, 1, 0, i2c=DIAGNOSTICS)
-    assert decode(read(pages)[0]).lanes[0].rx_power == 0
+    assert decode_module(read(pages)[0]).lanes[0].rx_power == 0
 
 
 @pytest.mark.parametrize("monitoring", [0x00, 0x64])
 def test_an_sfp_without_readable_diagnostics_has_only_its_identity(monitoring):
     image, touched = read(sff8472_image(monitoring=monitoring))
-    assert decode(image).celsius is None
+    assert decode_module(image).celsius is None
     assert not [byte for byte in touched if byte[0] == DIAGNOSTICS]
 
 
 def test_direct_attach_copper_has_no_measured_values():
-    module = decode(read(sff8472_image(cable=0x04))[0])
+    module = decode_module(read(sff8472_image(cable=0x04))[0])
     assert (module.medium, module.lanes) == (Medium.PASSIVE, {})
 
 
@@ -270,7 +270,7 @@ def test_any_bytes_decode_to_a_module_with_finite_values(identifier, content, da
         for page in (0, 1, 2, 3, 0x11)
     }
     pages[0x50, 0][0] = identifier
-    values, texts = module_values(decode(read(pages)[0]))
+    values, texts = module_values(decode_module(read(pages)[0]))
     assert all(math.isfinite(value) for value in values.values())
     assert all(text.isprintable() and text.isascii() for text in texts.values())
     assert all(value >= 0 for name, value in values.items() if name.startswith("rx_power_watts/"))

@@ -21,15 +21,15 @@ from nodeagent.host.netlink.message import (
     NetlinkRefusedError,
     attribute,
     attributes,
-    listed,
+    listed_attributes,
     messages,
     nest,
     u8,
     u32,
 )
-from nodeagent.host.netlink.netdevs import Netdevs, counters_of, decode_link, netdev_of, vfs_of
-from nodeagent.host.netlink.rdma_counters import counters_of as rdma_counters_of
+from nodeagent.host.netlink.netdevs import Netdevs, decode_link, netdev_counters, netdev_of, vfs_of
 from nodeagent.host.netlink.rdma_counters import device_of
+from nodeagent.host.netlink.rdma_counters import rdma_counters_of as rdma_counters_of
 from nodeagent.host.netlink.socket import NetlinkSocket
 from tests.support.namespaces import Netns, veth
 
@@ -67,7 +67,7 @@ def link(*more: bytes, flags: int = 0x1_0043) -> bytes:
 
 def test_a_link_is_decoded_with_its_counters_and_unknown_attributes_are_skipped():
     raw = link(attribute(57, b"pci\0"), attribute(23, struct.pack("=25Q", *range(25))))
-    reading = counters_of(raw)
+    reading = netdev_counters(raw)
     netdev = reading.netdev
     assert (netdev.ifindex, netdev.name, netdev.mtu, netdev.pci_address) == (
         7,
@@ -83,8 +83,8 @@ def test_a_link_is_decoded_with_its_counters_and_unknown_attributes_are_skipped(
 
 
 def test_an_admin_down_link_has_no_carrier_value():
-    assert counters_of(link(flags=0x1002)).netdev.carrier is None
-    assert counters_of(ROUTE).counters is None
+    assert netdev_counters(link(flags=0x1002)).netdev.carrier is None
+    assert netdev_counters(ROUTE).counters is None
 
 
 @given(
@@ -99,10 +99,10 @@ def test_the_next_message_of_a_link_is_decoded_as_if_it_were_the_first(counters,
     changed = bytearray(
         link(attribute(23, struct.pack("=25Q", *counters)), attribute(7, bytes(100)), attribute(57, b"pci\0"))
     )
-    assert decode_link(first).again(bytes(changed)) in (None, counters_of(bytes(changed)))
+    assert decode_link(first).again(bytes(changed)) in (None, netdev_counters(bytes(changed)))
     changed[at % len(changed)] = value
     try:
-        alone = counters_of(bytes(changed))
+        alone = netdev_counters(bytes(changed))
     except NetlinkError:
         alone = None
     assert decode_link(first).again(bytes(changed)) in (None, alone)
@@ -119,7 +119,7 @@ def counted(start: int, count: int = 24) -> bytes:
 def test_a_link_whose_counters_alone_have_changed_is_decoded_from_its_last_message(count):
     first, then = link(counted(0, count)), link(counted(100, count))
     reading = decode_link(first).again(then)
-    assert reading == counters_of(then)
+    assert reading == netdev_counters(then)
     assert reading.counters == tuple(range(100, 124))
     assert decode_link(first).again(link(counted(0, count), flags=0x1002)) is None
     assert decode_link(first).again(link(counted(0, count)[:-4] + b"\1\0\0\0")) is None
@@ -322,7 +322,7 @@ def test_one_answer_holds_all_hardware_counters_of_a_port():
 def test_any_bytes_decode_or_raise_netlink_error(data):
     reads = (
         *(
-            counters_of,
+            netdev_counters,
             netdev_of,
             vfs_of,
             ethtool_messages.modes_of,
@@ -333,7 +333,7 @@ def test_any_bytes_decode_or_raise_netlink_error(data):
             reporter_of,
             rdma_counters_of,
         ),
-        *(device_of, lambda raw: list(messages(raw)), lambda raw: list(listed(raw)), attributes),
+        *(device_of, lambda raw: list(messages(raw)), lambda raw: list(listed_attributes(raw)), attributes),
     )
     for raw in (data, GENERIC + header() + data, ROUTE + data):
         for read in reads:
@@ -346,7 +346,7 @@ def test_any_bytes_decode_or_raise_netlink_error(data):
 @given(st.lists(st.tuples(st.integers(0, 0x3FFF), st.binary(max_size=40)), max_size=8))
 def test_attributes_decode_as_they_were_encoded(written):
     raw = b"".join(attribute(kind, value) for kind, value in written)
-    assert list(listed(raw)) == written
+    assert list(listed_attributes(raw)) == written
     assert attributes(raw) == dict(written)
 
 

@@ -17,7 +17,7 @@ from nodeagent.health.structural import Fault
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents, subsystem
 from nodeagent.host.netlink.message import attribute, request
 from nodeagent.host.sysfs import Tree
-from nodeagent.sources.pci_source import PciFacts, watch
+from nodeagent.sources.pci_source import PciFacts, watch_pci
 from tests.support.drawn_trees import Link, Machine
 from tests.support.namespaces import NamespaceThread
 from tests.support.needs import lack, need
@@ -235,7 +235,7 @@ async def test_a_second_lost_link_is_published_before_the_kernel_announces_it(
     """
     published: asyncio.Queue[PciFacts] = asyncio.Queue()
     with namespace.run(LinkEvents) as events:
-        watching = asyncio.create_task(watch(Tree(tmp_path), [events], published.put_nowait))
+        watching = asyncio.create_task(watch_pci(Tree(tmp_path), [events], published.put_nowait))
 
         async def until(*carrier: bool) -> None:
             async with asyncio.timeout(LIMIT_S):

@@ -3,7 +3,7 @@
 import pytest
 
 from nodeagent.host.gpu_driver import GpuVitals
-from nodeagent.host.nvml_vitals import CLOCK_REASONS, plausible
+from nodeagent.host.nvml_vitals import CLOCK_REASONS, plausible_vitals
 from tests.host import test_nvml as library
 from tests.host.test_nvlink_domain import fabric
 from tests.host.test_nvml import gpu
@@ -515,4 +515,4 @@ def test_an_unavailable_gpu_is_not_an_xid(nvml, machine):
 
 @pytest.mark.parametrize("name", ["gpu_nvlink_up/x", "gpu_nvlink_up/36", "gpu_nvlink_up/", "gpu_nvlink_up/²"])
 def test_a_link_without_a_number_is_ignored(name):
-    assert plausible("GPU-0", {name: 1.0}, {}) == GpuVitals("GPU-0", {}, {}, (name,))
+    assert plausible_vitals("GPU-0", {name: 1.0}, {}) == GpuVitals("GPU-0", {}, {}, (name,))

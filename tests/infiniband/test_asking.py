@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 
-from nodeagent.infiniband.asking import TRIES, AskingPace, IbPortState, PeerState, PortAsking
+from nodeagent.infiniband.asking import ASK_TRIES, AskingPace, IbPortState, PeerState, PortAsking
 from tests.support.examples import examples
 
 PACE = AskingPace()
@@ -24,7 +24,7 @@ def unresponsive(state: IbPortState = ACTIVE) -> tuple[PortAsking, float]:
     """A port whose three questions had no answer, and the time of the third."""
     asking, now = PortAsking(PACE), 100.0
     asking.observe(state, now)
-    for _ in range(TRIES):
+    for _ in range(ASK_TRIES):
         assert asking.due_at is not None
         now = max(now, asking.due_at)
         asking.asked(now, 0.5, answered=False)
@@ -102,12 +102,12 @@ def test_an_unresponsive_peer_is_asked_again_after_a_change_of_state_or_lid(chan
     assert asking.due(now + 1000)
 
 
-@pytest.mark.parametrize("asked", range(1, TRIES + 1))
+@pytest.mark.parametrize("asked", range(1, ASK_TRIES + 1))
 def test_an_agent_that_starts_again_asks_only_what_is_left_of_three_questions(asked: int) -> None:
     asking, now = PortAsking(PACE), 100.0
     asking.observe(ACTIVE, now)
     questions = 0
-    for _ in range(5 * TRIES):
+    for _ in range(5 * ASK_TRIES):
         if asking.due_at is None or asking.due_at > DAY:
             break
         now = max(now, asking.due_at)
@@ -116,7 +116,7 @@ def test_an_agent_that_starts_again_asks_only_what_is_left_of_three_questions(as
         if questions == asked:
             asking = PortAsking(PACE, asking.unanswered())
             asking.observe(ACTIVE, now)
-    assert questions == TRIES
+    assert questions == ASK_TRIES
     assert asking.peer is PeerState.UNRESPONSIVE
     assert asking.due_at is not None
     assert asking.due_at >= DAY
@@ -183,7 +183,7 @@ class Port(RuleBasedStateMachine):
     def wait_and_ask(self, seconds: float, answered: bool, spread: float) -> None:
         self.now += seconds
         if self.asking.due(self.now):
-            if self.unanswered >= TRIES:  # only a day allows one more
+            if self.unanswered >= ASK_TRIES:  # only a day allows one more
                 assert self.now - self.asked_at[-1] >= DAY
             self.asking.asked(self.now, spread, answered=answered)
             self.unanswered = 0 if answered else self.unanswered + 1

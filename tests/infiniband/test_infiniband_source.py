@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
-from nodeagent.commands.neighbors.neighbor_listing import as_table
+from nodeagent.commands.neighbors.neighbor_listing import neighbor_table
 from nodeagent.facts.model import Neighbor, Remark
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import AskingPace
@@ -58,7 +58,7 @@ class Watched:
     async def run(self, pace: AskingPace, names: Path | None) -> None:
         tree = Tree(self.root)
         memory = UnansweredPorts(self.root, self.boot)
-        await infiniband_source.watch(
+        await infiniband_source.watch_infiniband(
             tree,
             lambda: scan(tree).functions,
             lambda: scan(tree).links,
@@ -371,7 +371,7 @@ async def test_a_port_that_is_gone_asks_nothing_and_asks_at_once_when_it_is_back
 async def listed(root: Path, query: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """State and switch of each link, and the notes."""
     listing = await with_infiniband(NeighborListing((), ()), InfinibandSettings(query=query), root)
-    table = as_table(listing)
+    table = neighbor_table(listing)
     rows = {
         row.link: (row.state, row.neighbors[0].neighbor.system_name or "" if row.neighbors else "")
         for row in listing.rows

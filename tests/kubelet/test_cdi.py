@@ -35,7 +35,7 @@ def gpus() -> dict[str, object]:
 
 
 def test_the_spec_of_one_gpu_has_this_text() -> None:
-    assert cdi.text(gpus()) == (
+    assert cdi.spec_text(gpus()) == (
         """{
   "cdiVersion": "0.6.0",
   "containerEdits": {
@@ -106,7 +106,7 @@ def test_a_vf_is_named_by_its_address_and_its_nodes_may_have_another_name_inside
 def test_equal_devices_in_any_order_are_the_same_text() -> None:
     devices = {name: cdi.ContainerEdits(device_nodes=(node(f"/dev/{name}"),)) for name in ("b", "a", "c")}
     backwards = dict(reversed(devices.items()))
-    assert cdi.text(cdi.spec(cdi.GPU_KIND, devices)) == cdi.text(cdi.spec(cdi.GPU_KIND, backwards))
+    assert cdi.spec_text(cdi.spec(cdi.GPU_KIND, devices)) == cdi.spec_text(cdi.spec(cdi.GPU_KIND, backwards))
 
 
 FAULTS = {
@@ -197,7 +197,7 @@ def test_the_devices_of_a_vendor_are_found_in_json_and_in_parsed_yaml() -> None:
         {
             "nvidia.yaml": nvidia,
             "more.json": json.dumps(nvidia | {"devices": [{"name": "all"}, {}, 7, {"name": 3}]}),
-            "ours.json": cdi.text(gpus()),
+            "ours.json": cdi.spec_text(gpus()),
             "nvidia.yaml.bak": nvidia | {"kind": "backup.com/gpu"},
             "half.json": '{"kind": "half.com/gpu", "devices": [{"name"',
             "deep.json": "[" * 100_000,

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import HEALTHY, Health, Reason, State
 from nodeagent.kube import deviceplugin_pb2 as pb
-from nodeagent.kubelet.device_list import API_VERSION, MISSING, DeviceList, encode, register_request
+from nodeagent.kubelet.device_list import (
+    MISSING_DEVICE,
+    PLUGIN_API_VERSION,
+    DeviceList,
+    encode_devices,
+    register_request,
+)
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
 
@@ -40,12 +46,12 @@ def test_a_segment_has_the_bytes_of_protobuf(
         ]
     )
     decoded = pb.ListAndWatchResponse.FromString(
-        encode(Devices("p", tuple(ids), numa, Health(allocatable=allocatable)))
+        encode_devices(Devices("p", tuple(ids), numa, Health(allocatable=allocatable)))
     )
     assert decoded == expected
     if all(ids):
         assert (
-            encode(Devices("p", tuple(ids), numa, Health(allocatable=allocatable)))
+            encode_devices(Devices("p", tuple(ids), numa, Health(allocatable=allocatable)))
             == expected.SerializeToString()
         )
 
@@ -53,7 +59,7 @@ def test_a_segment_has_the_bytes_of_protobuf(
 @given(endpoint=st.text(min_size=1, max_size=300), resource=st.text(min_size=1, max_size=300))
 def test_a_register_request_has_the_bytes_of_protobuf(endpoint: str, resource: str) -> None:
     expected = pb.RegisterRequest(
-        version=API_VERSION,
+        version=PLUGIN_API_VERSION,
         endpoint=endpoint,
         resource_name=resource,
         options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
@@ -68,7 +74,7 @@ def test_a_device_that_goes_is_unhealthy_and_healthy_when_it_is_back() -> None:
     assert health_by_id(device_list) == {"0000:1a:00.1": "Unhealthy", "0000:1a:00.2": "Healthy"}
     assert device_list.first_missing(["0000:1a:00.2", "0000:1a:00.1"]) == "0000:1a:00.1"
     assert device_list.first_missing(["0000:1a:00.2"]) is None
-    assert device_list.devices[-1].health is MISSING
+    assert device_list.devices[-1].health is MISSING_DEVICE
     assert device_list.devices[-1].numa_nodes == (0,)
     assert device_list.update((vf(1), vf(2)))
     assert health_by_id(device_list) == {"0000:1a:00.1": "Healthy", "0000:1a:00.2": "Healthy"}

@@ -28,7 +28,7 @@ async def watched(kubelet: Kubelet) -> AsyncIterator[asyncio.Queue[tuple[Holding
     """A queue of the published holdings. An empty list without the own pod never counts within a test."""
     published: asyncio.Queue[tuple[Holding, ...]] = asyncio.Queue()
     task = asyncio.create_task(
-        holdings.watch(
+        holdings.watch_holdings(
             kubelet.podresources_socket,
             lambda holdings, _users: published.put_nowait(holdings),
             lambda _reason: None,
@@ -127,7 +127,7 @@ async def test_an_answer_that_cannot_be_read_is_a_failure_and_not_the_end_of_the
         with pytest.raises(PodResourcesError, match=r"kubelet\.sock: .* the answer is no \w+Response"):
             await ask()
     watching = asyncio.create_task(
-        holdings.watch(path, lambda *_: None, stale.put_nowait, asyncio.Event(), interval_s=0.01)
+        holdings.watch_holdings(path, lambda *_: None, stale.put_nowait, asyncio.Event(), interval_s=0.01)
     )
     for _ in range(2):  # it goes on
         assert "the answer is no ListPodResourcesResponse" in await asyncio.wait_for(stale.get(), 20)

@@ -109,8 +109,8 @@ async def found(root: Path, kubelet_dir: str, device_plugins_dir: Path | None = 
         kubelet_dir=root / kubelet_dir,
         device_plugins_dir=device_plugins_dir,
     )
-    facts = await kubelet_checks.read(target)
-    findings: list[Finding] = list(kubelet_checks.findings(facts, Config(), None))
+    facts = await kubelet_checks.read_kubelet(target)
+    findings: list[Finding] = list(kubelet_checks.kubelet_findings(facts, Config(), None))
     return {finding.key: finding.what for finding in findings}
 
 

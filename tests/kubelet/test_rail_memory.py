@@ -14,8 +14,8 @@ from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rail
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.rail_memory import (
-    ENTRIES_MAX,
-    FORM,
+    RAIL_ENTRIES_MAX,
+    RAILS_FORM,
     NumberedSelection,
     OfferedNic,
     RailMemory,
@@ -155,22 +155,22 @@ async def test_a_nic_of_an_earlier_agent_is_known_with_its_vfs_as_missing(tmp_pa
 
 async def test_selections_that_are_not_in_force_stay_up_to_a_limit(tmp_path: Path) -> None:
     stored = memory(tmp_path)
-    numbering = {f'{{"drivers":["{number}"]}}': RAILS["{}"] for number in range(ENTRIES_MAX + 4)}
+    numbering = {f'{{"drivers":["{number}"]}}': RAILS["{}"] for number in range(RAIL_ENTRIES_MAX + 4)}
     await stored.save(RAILS | numbering, ("{}",), (OLD,), UNREAD)
     kept = memory(tmp_path).content.numbering
-    assert len(kept) == ENTRIES_MAX
+    assert len(kept) == RAIL_ENTRIES_MAX
     assert kept["{}"] == RAILS["{}"]
 
 
 async def test_a_rail_that_another_process_removed_ends_now_or_with_the_agent(tmp_path: Path) -> None:
     stored = await offered(tmp_path)
     await stored.save(RAILS, ("{}",), (OLD,), UNREAD)
-    (tmp_path / FORM.name).write_text('{"version":1}')
-    (tmp_path / FORM.name).chmod(0o600)
+    (tmp_path / RAILS_FORM.name).write_text('{"version":1}')
+    (tmp_path / RAILS_FORM.name).chmod(0o600)
     gone = replace(UNREAD, functions=tuple(replace(one, missing=True) for one in UNREAD.functions))
     assert await stored.forgotten(gone) == RAILS["{}"]
     await stored.save(RAILS, ("{}",), (OLD,), UNREAD)
-    (tmp_path / FORM.name).write_text('{"version":1}')
+    (tmp_path / RAILS_FORM.name).write_text('{"version":1}')
     assert await stored.forgotten(UNREAD) == ()
     await stored.save(RAILS, ("{}",), (OLD,), replace(UNREAD, revision=2))
     assert memory(tmp_path).content.numbering == {}
@@ -181,7 +181,7 @@ async def test_the_file_of_another_version_is_named_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await offered(tmp_path)
-    file = tmp_path / FORM.name
+    file = tmp_path / RAILS_FORM.name
     file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":2'))
     (tmp_path / "checkpoint").touch()
     stored = memory(tmp_path)

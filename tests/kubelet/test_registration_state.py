@@ -70,7 +70,7 @@ def test_after_a_loss_the_same_kubelet_gets_time_to_see_the_end_of_the_stream(
     closed_at = now + lasted + 1
     settling = closing.after(Event.CLOSED, closed_at)
     assert settling.stage is Stage.SETTLING
-    assert settling.settle_s >= max(before, registration_state.SETTLE_S)
+    assert settling.settle_s >= max(before, registration_state.REGISTRATION_SETTLE_S)
     assert not settling.due(OLD, closed_at)
     assert settling.due(OLD, closed_at + settling.settle_s + 1e-6)
     assert settling.due(NEW, closed_at)
@@ -131,7 +131,7 @@ class KubeletLife(RuleBasedStateMachine):
         self.update()
         self.world.run()
         self.watching = asyncio.create_task(
-            counted_devices.watch(
+            counted_devices.watch_counts(
                 self.kubelet.podresources_socket, self.world.plugins, look_s=0.03, again_s=0.03
             )
         )

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.kubelet.grown_requests import FORM, GrownRequests, RequestNotes
+from nodeagent.kubelet.grown_requests import REQUESTS_FORM, GrownRequests, RequestNotes
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.kind_machines import dgx
 from tests.support.running_agent import node
@@ -80,7 +80,7 @@ def test_the_notes_are_saved_after_a_request_and_an_agent_that_starts_again_has_
 async def test_an_agent_that_starts_again_knows_the_sizes_that_pods_have_asked_for() -> None:
     memory = f"{SMALL}/gpu-mem"
     async with node() as n:
-        file = n.root / "var/lib/nodeagent" / FORM.name
+        file = n.root / "var/lib/nodeagent" / REQUESTS_FORM.name
         await n.kubelet.start()
         await n.start_agent()
         await n.allocatable(memory, 158)
@@ -92,13 +92,13 @@ async def test_an_agent_that_starts_again_knows_the_sizes_that_pods_have_asked_f
 
 
 def test_the_file_of_this_version_is_read_by_a_later_one(tmp_path: Path) -> None:
-    (tmp_path / FORM.name).write_text(json.dumps({RESOURCE: {"16": [16, 40], "40": [40]}}))
+    (tmp_path / REQUESTS_FORM.name).write_text(json.dumps({RESOURCE: {"16": [16, 40], "40": [40]}}))
     again = RequestNotes(tmp_path).of(RESOURCE)
     assert (again.later_sizes(16), again.later_sizes(40)) == ((40,), ())
 
 
 @pytest.mark.parametrize("text", ["[]", '{"a": {"x": [1]}}', '{"a": {"1": "2"}}', "\x00"])
 def test_a_damaged_file_is_like_none(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / FORM.name).write_text(text)
+    (tmp_path / REQUESTS_FORM.name).write_text(text)
     assert RequestNotes(tmp_path).of("a").later_sizes(1) is None
     assert "goes to the emptiest GPU" in caplog.text

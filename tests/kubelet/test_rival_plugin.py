@@ -45,7 +45,7 @@ async def contested(*, looking: bool = True) -> AsyncIterator[tuple[World, Plugi
         rival = await Plugin(w.kubelet.socket.parent / "rival.sock", A, many("rival", 3)).start()
         looks = LOOKS if looking else {"look_s": 600.0}
         watching = asyncio.create_task(
-            counted_devices.watch(w.kubelet.podresources_socket, w.plugins, **looks)
+            counted_devices.watch_counts(w.kubelet.podresources_socket, w.plugins, **looks)
         )
         try:
             await rival.register(w.kubelet.socket)
@@ -311,7 +311,7 @@ async def test_a_withdrawn_name_that_is_ours_again_ends() -> None:
 
 
 async def test_the_readiness_metric_and_event_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch, counted_devices.watch, **LOOKS)
+    shorten(monkeypatch, counted_devices.watch_counts, **LOOKS)
     monkeypatch.setattr(agent_events, "STATE_LOOK_S", 0.05)
     server = await ApiServer(seed=1).start()
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0"}})
@@ -399,11 +399,11 @@ def test_two_looks_decide() -> None:
 @pytest.mark.parametrize(("counted", "verdict"), [("a", Verdict.OTHERS), ("", Verdict.NONE)])
 def test_some_of_our_ids_and_none_are_told_within_a_minute(counted: str, verdict: Verdict) -> None:
     """The other plugin comes, or has come and gone, right after a look."""
-    comparison, ours, now = Comparison(), frozenset("ab"), counted_devices.LOOK_S
+    comparison, ours, now = Comparison(), frozenset("ab"), counted_devices.COUNT_LOOK_S
     while (found := comparison.judge(frozenset(counted), ours, ours, 1, now)) is Verdict.DOUBT:
-        now += counted_devices.AGAIN_S
+        now += counted_devices.SECOND_LOOK_S
     assert found is verdict
-    assert now - counted_devices.LOOK_S >= counted_devices.OWN_IDS_S
+    assert now - counted_devices.COUNT_LOOK_S >= counted_devices.OWN_IDS_S
     assert now < 60.0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.facts.model import Holding, Snapshot, StaleSource
 from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.kubelet.slice_sizes import FORM, SliceSizes
+from nodeagent.kubelet.slice_sizes import SIZES_FORM, SliceSizes
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node
 
@@ -159,7 +159,7 @@ def test_a_reload_is_refused_against_the_size_in_force(tmp_path: Path) -> None:
 def test_an_invalid_file_is_logged_and_ignored(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / FORM.name).write_bytes(text)
+    (tmp_path / SIZES_FORM.name).write_bytes(text)
     ours = SliceSizes(tmp_path)
     assert ours.settle(KIND, Snapshot(), pod_resources=True) is KIND
     assert len(caplog.records) == 1

@@ -15,7 +15,7 @@ import pytest
 import nodeagent
 import nodeagent_lab
 from nodeagent import cli
-from nodeagent.commands import SEPARATE, VERBS, joined
+from nodeagent.commands import SEPARATE, VERBS, joined_verbs
 from nodeagent.commands.plan.controller_settings import REMEDY
 from tests.support.manifests import ROOT
 
@@ -153,7 +153,7 @@ def test_both_packages_have_one_version() -> None:
 
 
 def test_the_verbs_of_other_packages_are_those_whose_absence_is_explained() -> None:
-    found = {name: verb.module.partition(".")[0] for name, verb in joined().items()}
+    found = {name: verb.module.partition(".")[0] for name, verb in joined_verbs().items()}
     assert found == dict.fromkeys(SEPARATE, "nodeagent_lab")
     assert not {*SEPARATE} & {*VERBS}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lldp.ethernet import parse_frame
-from nodeagent.lldp.lldpdu_codec import decode
+from nodeagent.lldp.lldpdu_codec import decode_lldpdu
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.simulated_switches import SwitchPort, rails, sending
 from tests.support.waiting import LIMIT_S
@@ -18,7 +18,7 @@ from tests.support.waiting import LIMIT_S
 
 def test_an_announcement_is_a_valid_frame() -> None:
     frame = parse_frame(SwitchPort("ens1", "leaf03", 7).announcement())
-    pdu = decode(frame.data, frame.offset)
+    pdu = decode_lldpdu(frame.data, frame.offset)
     assert (pdu.system_name, pdu.port_id.text, pdu.port_description, pdu.ttl) == (
         "leaf03",
         "swp7",

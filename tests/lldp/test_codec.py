@@ -32,7 +32,7 @@ from nodeagent.lldp.lldpdu import (
     Vlan,
     capability_words,
 )
-from nodeagent.lldp.lldpdu_codec import decode, encode
+from nodeagent.lldp.lldpdu_codec import decode_lldpdu, encode_lldpdu
 from nodeagent.lldp.optional_tlvs import BASIC, ORGANIZATIONAL
 from nodeagent_lab.captures.describe import describe
 from tests.support.examples import examples
@@ -65,7 +65,7 @@ END = b"\x00\x00"
 
 
 def test_a_cumulus_port_with_roce_sends_its_dcbx_settings():
-    pdu = decode(
+    pdu = decode_lldpdu(
         START
         + tlv(4, b"swp1s0")
         + tlv(5, b"leaf01")
@@ -95,20 +95,20 @@ def test_a_cumulus_port_with_roce_sends_its_dcbx_settings():
 
 
 def test_a_sonic_port_has_its_alias_as_local_id():
-    pdu = decode(CHASSIS + tlv(2, b"\x07Eth1/1") + TTL + tlv(4, b"Servers0:eth0") + END)
+    pdu = decode_lldpdu(CHASSIS + tlv(2, b"\x07Eth1/1") + TTL + tlv(4, b"Servers0:eth0") + END)
     assert (pdu.port_id.word, pdu.port_id.text) == ("local", "Eth1/1")
     assert pdu.port_description == "Servers0:eth0"
 
 
 def test_an_nxos_switch_has_another_chassis_id_on_each_port():
-    first = decode(tlv(1, bytes.fromhex("04508789a1d8d6")) + tlv(2, b"\x05Ethernet1/1") + TTL + END)
-    second = decode(tlv(1, bytes.fromhex("04508789a1d8d7")) + tlv(2, b"\x05Ethernet1/2") + TTL + END)
+    first = decode_lldpdu(tlv(1, bytes.fromhex("04508789a1d8d6")) + tlv(2, b"\x05Ethernet1/1") + TTL + END)
+    second = decode_lldpdu(tlv(1, bytes.fromhex("04508789a1d8d7")) + tlv(2, b"\x05Ethernet1/2") + TTL + END)
     assert first.chassis_id != second.chassis_id
     assert first.chassis_id.text == "50:87:89:a1:d8:d6"
 
 
 def test_an_eos_port_sends_its_port_channel_in_the_deprecated_tlv():
-    pdu = decode(
+    pdu = decode_lldpdu(
         CHASSIS + tlv(2, b"\x05Ethernet1") + TTL + dot3(3, bytes.fromhex("03 000f4245")) + dot1(1, b"\0\x64")
     )
     assert pdu.link_aggregation is None
@@ -117,12 +117,12 @@ def test_an_eos_port_sends_its_port_channel_in_the_deprecated_tlv():
 
 
 def test_a_junos_port_id_is_an_interface_index_and_the_description_is_its_name():
-    pdu = decode(CHASSIS + tlv(2, b"\x07541") + TTL + tlv(4, b"et-0/0/12") + END)
+    pdu = decode_lldpdu(CHASSIS + tlv(2, b"\x07541") + TTL + tlv(4, b"et-0/0/12") + END)
     assert (pdu.port_id.word, pdu.port_id.text, pdu.port_description) == ("local", "541", "et-0/0/12")
 
 
 def test_the_trailing_nuls_of_extreme_are_compared_but_not_printed():
-    pdu = decode(CHASSIS + tlv(2, b"\x051:1\0") + TTL + tlv(5, b"Summit300-48\0") + tlv(4, b"") + END)
+    pdu = decode_lldpdu(CHASSIS + tlv(2, b"\x051:1\0") + TTL + tlv(5, b"Summit300-48\0") + tlv(4, b"") + END)
     assert pdu.system_name == "Summit300-48\0"
     assert printable(pdu.system_name) == "Summit300-48"
     assert pdu.port_id.text == "1:1"
@@ -131,12 +131,12 @@ def test_the_trailing_nuls_of_extreme_are_compared_but_not_printed():
 
 
 def test_the_firmware_of_a_connectx_sends_a_ttl_of_48_seconds():
-    pdu = decode(CHASSIS + tlv(2, b"\x03" + MAC) + tlv(3, b"\x00\x30") + END + bytes(30))
+    pdu = decode_lldpdu(CHASSIS + tlv(2, b"\x03" + MAC) + tlv(3, b"\x00\x30") + END + bytes(30))
     assert (pdu.ttl, pdu.port_id.word, pdu.port_id.text) == (48, "mac", "1c:34:da:1c:58:00")
 
 
 def test_the_leaf_group_of_big_switch_stays_raw():
-    pdu = decode(START + tlv(127, bytes.fromhex("0026e102") + b"leaf0") + END)
+    pdu = decode_lldpdu(START + tlv(127, bytes.fromhex("0026e102") + b"leaf0") + END)
     assert pdu.organizational == (Organizational(b"\x00\x26\xe1", 2, b"leaf0"),)
 
 
@@ -160,7 +160,7 @@ def test_the_leaf_group_of_big_switch_stays_raw():
     ],
 )
 def test_a_chassis_id_has_the_notation_of_its_subtype(subtype, raw, word, text):
-    pdu = decode(tlv(1, bytes((subtype,)) + raw) + PORT + TTL + END)
+    pdu = decode_lldpdu(tlv(1, bytes((subtype,)) + raw) + PORT + TTL + END)
     assert (pdu.chassis_id.word, pdu.chassis_id.text) == (word, text)
 
 
@@ -169,7 +169,7 @@ def test_a_chassis_id_has_the_notation_of_its_subtype(subtype, raw, word, text):
     [*enumerate(["ifalias", "component", "mac", "network", "ifname", "agent-circuit-id", "local"], 1)],
 )
 def test_a_port_id_has_its_own_subtypes(subtype, word):
-    assert decode(CHASSIS + tlv(2, bytes((subtype,)) + b"\1\1") + TTL).port_id.word == word
+    assert decode_lldpdu(CHASSIS + tlv(2, bytes((subtype,)) + b"\1\1") + TTL).port_id.word == word
 
 
 # --- errors of the frame ----------------------------------------------------------------------------
@@ -207,20 +207,20 @@ def test_a_port_id_has_its_own_subtypes(subtype, word):
 )
 def test_a_malformed_frame_is_an_error_with_reason_and_offset(data, message):
     with pytest.raises(LldpError) as caught:
-        decode(data)
+        decode_lldpdu(data)
     assert str(caught.value) == message
 
 
 def test_offsets_count_from_the_start_of_the_ethernet_frame():
     frame = build_frame(NEAREST_BRIDGE, MAC, START + CHASSIS, vlans=(7,))
     with pytest.raises(LldpError) as caught:
-        decode(frame, parse_frame(frame).offset)
+        decode_lldpdu(frame, parse_frame(frame).offset)
     assert caught.value.offset == 18 + 22
 
 
 @pytest.mark.parametrize("length", [1, 255])
 def test_the_shortest_and_the_longest_id_are_valid(length):
-    assert len(decode(tlv(1, b"\x07" + b"x" * length) + PORT + TTL).chassis_id.raw) == length
+    assert len(decode_lldpdu(tlv(1, b"\x07" + b"x" * length) + PORT + TTL).chassis_id.raw) == length
 
 
 # --- malformed optional TLVs ------------------------------------------------------------------------
@@ -255,36 +255,36 @@ def test_the_shortest_and_the_longest_id_are_valid(length):
     ],
 )
 def test_a_malformed_optional_tlv_is_dropped_with_a_warning_and_the_rest_stays(bad, warning):
-    pdu = decode(START + bad + dot3(4, b"\x05\xdc") + END)
+    pdu = decode_lldpdu(START + bad + dot3(4, b"\x05\xdc") + END)
     assert pdu.warnings == (warning,)
-    assert structs.replace(pdu, warnings=()) == decode(START + dot3(4, b"\x05\xdc") + END)
+    assert structs.replace(pdu, warnings=()) == decode_lldpdu(START + dot3(4, b"\x05\xdc") + END)
 
 
 def test_the_first_of_a_repeated_tlv_counts():
-    pdu = decode(START + tlv(5, b"one") + tlv(5, b"two") + dot1(1, b"\0\1") + dot1(1, b"\0\2") + END)
+    pdu = decode_lldpdu(START + tlv(5, b"one") + tlv(5, b"two") + dot1(1, b"\0\1") + dot1(1, b"\0\2") + END)
     assert (pdu.system_name, pdu.pvid) == ("one", 1)
     assert pdu.warnings == ("system name: repeated at byte 27", "port VLAN ID: repeated at byte 40")
 
 
 def test_octets_of_a_later_edition_are_ignored():
-    pdu = decode(START + tlv(7, b"\0\x04\0\x04more") + dot3(4, b"\x05\xdc!") + END)
+    pdu = decode_lldpdu(START + tlv(7, b"\0\x04\0\x04more") + dot3(4, b"\x05\xdc!") + END)
     assert pdu.capabilities == Capabilities(4, 4)
     assert pdu.maximum_frame_size == 1500
     assert pdu.warnings == ()
 
 
 def test_an_oui_of_zeros_is_not_a_basic_tlv():
-    pdu = decode(START + tlv(127, b"\0\0\0\x05evil") + END)
+    pdu = decode_lldpdu(START + tlv(127, b"\0\0\0\x05evil") + END)
     assert pdu.system_name is None
     assert pdu.organizational == (Organizational(b"\0\0\0", 5, b"evil"),)
 
 
 def test_octets_after_the_end_tlv_are_padding():
-    assert decode(START + END + b"\xff" * 40) == decode(START)
+    assert decode_lldpdu(START + END + b"\xff" * 40) == decode_lldpdu(START)
 
 
 def test_a_management_address_without_the_length_of_its_oid_is_valid():
-    assert decode(START + tlv(8, bytes.fromhex("0501c00002110200000002"))).management_addresses == (
+    assert decode_lldpdu(START + tlv(8, bytes.fromhex("0501c00002110200000002"))).management_addresses == (
         ManagementAddress(1, b"\xc0\x00\x02\x11", 2, 2),
     )
 
@@ -375,18 +375,18 @@ pdus = st.builds(
 
 @given(pdus)
 def test_every_value_survives_a_round_trip(pdu):
-    assert decode(encode(pdu)) == pdu
+    assert decode_lldpdu(encode_lldpdu(pdu)) == pdu
 
 
 @given(pdus, st.binary(max_size=40))
 def test_every_value_survives_a_round_trip_with_padding_behind_ethernet_and_a_tag(pdu, padding):
-    frame = build_frame(NEAREST_BRIDGE, MAC, encode(pdu) + padding, vlans=(100,))
-    assert decode(frame, parse_frame(frame).offset) == pdu
+    frame = build_frame(NEAREST_BRIDGE, MAC, encode_lldpdu(pdu) + padding, vlans=(100,))
+    assert decode_lldpdu(frame, parse_frame(frame).offset) == pdu
 
 
 def attempted(data: bytes) -> tuple[Lldpdu | None, LldpError | None]:
     try:
-        return decode(data), None
+        return decode_lldpdu(data), None
     except LldpError as error:
         return None, error
 
@@ -406,16 +406,16 @@ def test_any_tlvs_after_the_first_three_decode_or_raise_lldp_error(parts, cut):
         assert 0 <= error.offset <= len(data)
     else:
         again = structs.replace(pdu, warnings=())
-        assert decode(encode(again)) == again
+        assert decode_lldpdu(encode_lldpdu(again)) == again
 
 
 @pytest.mark.parametrize("known_oui", [b"\x00\x80\xc2", b"\x00\x12\x0f", b"\x00\x12\xbb"])
 @given(octet, st.binary(max_size=40))
 def test_any_content_of_a_known_organization_is_a_value_or_a_warning(known_oui, subtype, value):
-    pdu = decode(START + tlv(127, known_oui + bytes((subtype,)) + value) + END)
-    assert pdu != decode(START + END)
+    pdu = decode_lldpdu(START + tlv(127, known_oui + bytes((subtype,)) + value) + END)
+    assert pdu != decode_lldpdu(START + END)
     again = structs.replace(pdu, warnings=())
-    assert decode(encode(again)) == again
+    assert decode_lldpdu(encode_lldpdu(again)) == again
 
 
 @pytest.mark.parametrize(
@@ -444,9 +444,9 @@ def test_any_content_of_a_known_organization_is_a_value_or_a_warning(known_oui, 
     ],
 )
 def test_a_value_that_does_not_fit_a_frame_is_an_error(changes):
-    pdu = structs.replace(decode(START), **changes)
+    pdu = structs.replace(decode_lldpdu(START), **changes)
     with pytest.raises(LldpError):
-        encode(pdu)
+        encode_lldpdu(pdu)
 
 
 # --- Ethernet ---------------------------------------------------------------------------------------
@@ -559,7 +559,7 @@ def test_frames_of_scapy_decode_to_the_same_values():
     )
     frame = parse_frame(bytes(packet))
     assert frame.destination == NEAREST_BRIDGE
-    pdu = decode(frame.data, frame.offset)
+    pdu = decode_lldpdu(frame.data, frame.offset)
     assert pdu == Lldpdu(
         ChassisId(4, bytes.fromhex("001122334455")),
         PortId(5, b"Ethernet0"),

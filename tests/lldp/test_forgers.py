@@ -12,7 +12,7 @@ import pytest
 from nodeagent.cluster.node_report import reported_neighbor
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
-from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.lldpdu_codec import encode_lldpdu
 from nodeagent.lldp.neighbor_table import NeighborTable, OwnIdentity
 
 HOUR = 3600.0
@@ -36,7 +36,7 @@ class Sent(NamedTuple):
     def frames(self) -> Iterable[tuple[float, bytes]]:
         ids = ChassisId(4, bytes.fromhex(self.chassis)), PortId(5, self.port.encode())
         frame = build_frame(
-            NEAREST_BRIDGE, self.source, encode(Lldpdu(*ids, self.ttl, system_name=self.name))
+            NEAREST_BRIDGE, self.source, encode_lldpdu(Lldpdu(*ids, self.ttl, system_name=self.name))
         )
         at = self.first
         while at < self.end:

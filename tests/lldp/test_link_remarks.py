@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.facts.model import Ets, Identifier, Neighbor
-from nodeagent.lldp.link_remarks import CROWDED, KEYS, LinkSide, find_remarks
+from nodeagent.lldp.link_remarks import CROWDED, LINK_REMARK_KEYS, LinkSide, find_remarks
 
 LEAF = Neighbor(
     "swp1", Identifier("mac", "02:00:00:00:00:01"), Identifier("ifname", "Ethernet1"), system_name="leaf-1"
@@ -18,7 +18,7 @@ ETS = Ets(
 
 def keys(side: LinkSide, *neighbors: Neighbor) -> list[tuple[str, str]]:
     remarks = find_remarks([side], neighbors)
-    assert all(remark.key in KEYS for remark in remarks)
+    assert all(remark.key in LINK_REMARK_KEYS for remark in remarks)
     return [(remark.link, remark.key) for remark in remarks]
 
 

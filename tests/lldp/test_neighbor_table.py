@@ -16,7 +16,7 @@ from nodeagent.facts.model import Identifier, Neighbor
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.link_remarks import find_crowded, find_duplicates
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, ManagementAddress, Pfc, PortId
-from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.lldpdu_codec import encode_lldpdu
 from nodeagent.lldp.neighbor_table import (
     CAPACITY,
     DECODES_PER_SECOND,
@@ -35,7 +35,7 @@ def pdu(port: str = "swp1", *, chassis: bytes = CHASSIS, ttl: int = 120, **rest)
 
 
 def frame(port: str = "swp1", *, source: bytes = SOURCE, **rest) -> bytes:
-    return build_frame(NEAREST_BRIDGE, source, encode(pdu(port, **rest)))
+    return build_frame(NEAREST_BRIDGE, source, encode_lldpdu(pdu(port, **rest)))
 
 
 def speak(table: NeighborTable, sent: bytes, at: float) -> None:
@@ -394,12 +394,12 @@ def test_an_unknown_switch_is_the_neighbor_of_a_flooded_link_after_two_of_its_in
         build_frame(
             NEAREST_BRIDGE,
             SOURCE,
-            encode(Lldpdu(ChassisId(7, b"x"), PortId(3, bytes.fromhex("020000000001")), 120)),
+            encode_lldpdu(Lldpdu(ChassisId(7, b"x"), PortId(3, bytes.fromhex("020000000001")), 120)),
         ),
         build_frame(
             NEAREST_BRIDGE,
             SOURCE,
-            encode(Lldpdu(ChassisId(7, b"x"), PortId(5, b"swp1"), 120, system_name="node-1\0")),
+            encode_lldpdu(Lldpdu(ChassisId(7, b"x"), PortId(5, b"swp1"), 120, system_name="node-1\0")),
         ),
     ],
     ids=["source", "chassis", "port", "name and no MAC"],
@@ -702,7 +702,7 @@ def test_a_neighbor_that_sends_with_and_without_a_tag_is_untagged():
 def test_a_tag_that_the_kernel_leaves_in_the_frame_counts_and_a_priority_tag_does_not():
     for vlans, first in (((100,), "swp1"), ((7, 100), "swp1"), ((0,), "sub")):
         table = NeighborTable()
-        speak(table, build_frame(NEAREST_BRIDGE, SOURCE, encode(pdu("sub")), vlans), 0.0)
+        speak(table, build_frame(NEAREST_BRIDGE, SOURCE, encode_lldpdu(pdu("sub")), vlans), 0.0)
         speak(table, frame("swp1"), 30.0)
         assert ports(table)[0][1] == first, vlans
 

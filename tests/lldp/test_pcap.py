@@ -32,13 +32,13 @@ from nodeagent.lldp.lldpdu import (
     Reserved,
     Vlan,
 )
-from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.lldpdu_codec import encode_lldpdu
 from nodeagent_lab.captures.describe import decode_file, line, lines
 from nodeagent_lab.captures.pcap import BLOCK_MAX, Packet, PcapError, lldp_frame, packets
 
 SOURCE = bytes.fromhex("1c34da1c5801")
 SMALL = Lldpdu(ChassisId(4, bytes.fromhex("1c34da1c5800")), PortId(5, b"swp1"), 120)
-LLDP = build_frame(NEAREST_BRIDGE, SOURCE, encode(SMALL))
+LLDP = build_frame(NEAREST_BRIDGE, SOURCE, encode_lldpdu(SMALL))
 OTHER = bytes(12) + b"\x08\x00" + bytes(46)
 ORDERS = pytest.mark.parametrize("order", ["<", ">"], ids=["little-endian", "big-endian"])
 
@@ -141,7 +141,7 @@ COOKED_2_TAGGED = struct.pack(">HHIHBB8sHH", 0x8100, 0, 3, 1, 1, 6, SOURCE + b"\
     ("link_type", "data", "destination", "vlans"),
     [
         (1, LLDP, NEAREST_BRIDGE, ()),
-        (1, build_frame(NEAREST_BRIDGE, SOURCE, encode(SMALL), (4, 7)), NEAREST_BRIDGE, (4, 7)),
+        (1, build_frame(NEAREST_BRIDGE, SOURCE, encode_lldpdu(SMALL), (4, 7)), NEAREST_BRIDGE, (4, 7)),
         (113, COOKED, None, ()),
         (113, COOKED_TAGGED, None, (7,)),
         (276, COOKED_2, None, ()),
@@ -152,7 +152,7 @@ def test_lldp_is_found_in_every_link_type(link_type, data, destination, vlans):
     frame = lldp_frame(Packet(1, 0.0, link_type, data, len(data)))
     assert frame is not None
     assert (frame.destination, frame.source, frame.vlans) == (destination, SOURCE, vlans)
-    assert frame.data[frame.offset :] == encode(SMALL)
+    assert frame.data[frame.offset :] == encode_lldpdu(SMALL)
 
 
 @pytest.mark.parametrize(
@@ -348,13 +348,13 @@ EVERYTHING = Lldpdu(
 
 
 def sample() -> bytes:
-    tagged = build_frame(NEAREST_BRIDGE, SOURCE, encode(SMALL), vlans=(100,))
+    tagged = build_frame(NEAREST_BRIDGE, SOURCE, encode_lldpdu(SMALL), vlans=(100,))
     shutdown = build_frame(
-        NEAREST_BRIDGE, SOURCE, encode(Lldpdu(ChassisId(7, b"a\xffb"), PortId(7, b"541\0"), 0))
+        NEAREST_BRIDGE, SOURCE, encode_lldpdu(Lldpdu(ChassisId(7, b"a\xffb"), PortId(7, b"541\0"), 0))
     )
     malformed = LLDP[:-2] + bytes.fromhex("0e0100") + b"\0\0"
     missing = LLDP[:14] + b"\0\0"
-    full = build_frame(NEAREST_BRIDGE, SOURCE, encode(EVERYTHING))
+    full = build_frame(NEAREST_BRIDGE, SOURCE, encode_lldpdu(EVERYTHING))
     return pcap(full, OTHER, tagged, shutdown, malformed, missing)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hack.docs import metric_notes, metrics
 from hack.docs.sample_texts import TEXTS
-from nodeagent.health.rules import KEYS, NIC_RULES
+from nodeagent.health.rules import NIC_RULE_KEYS, NIC_RULES
 from nodeagent.health.rules.gpu_rules import MEASURED_KEYS
 from nodeagent.measurements.family import Family
 from nodeagent.measurements.sample import Source
@@ -78,9 +78,9 @@ def test_the_notes_name_each_rule_at_what_it_reads() -> None:
         one.name: family.name.removeprefix("nodeagent_") for family in SAMPLED for one in family.measurements
     }
     notes = {name: {*note.rules.split()} for name, note in metric_notes.AGENT.items()}
-    unknown = set().union(*notes.values()) - {*KEYS, *MEASURED_KEYS}
+    unknown = set().union(*notes.values()) - {*NIC_RULE_KEYS, *MEASURED_KEYS}
     assert not unknown, f"hack/docs/metric_notes.py names no rules: {unknown}"
-    missing = {*KEYS, *MEASURED_KEYS} - OF_FACTS - set().union(*notes.values())
+    missing = {*NIC_RULE_KEYS, *MEASURED_KEYS} - OF_FACTS - set().union(*notes.values())
     missing |= {
         f"{rule.key} at {families[name]}"
         for rule in NIC_RULES

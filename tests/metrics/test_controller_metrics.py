@@ -14,7 +14,7 @@ from nodeagent import __version__
 from nodeagent.fabric import compute
 from nodeagent.fabric.jobs import JobFabric, JobKey
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
-from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES, ControllerInput, render
+from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES, ControllerInput, render_page
 
 
 def full_input() -> ControllerInput:
@@ -42,7 +42,7 @@ def full_input() -> ControllerInput:
 
 
 def page(shown: ControllerInput, *, openmetrics: bool) -> str:
-    return render(shown, openmetrics=openmetrics)[0].decode()
+    return render_page(shown, openmetrics=openmetrics)[0].decode()
 
 
 def samples(text: str) -> dict[str, float]:

@@ -24,7 +24,7 @@ from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.metrics.exposition import CATALOG, Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
-from nodeagent.metrics.text_format import OPENMETRICS, PLAIN, TEXT_MAX, label, negotiate
+from nodeagent.metrics.text_format import LABEL_TEXT_MAX, OPENMETRICS, PLAIN_TYPE, label, negotiate
 from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.web_settings import WebSettings
 from tests.support import golden
@@ -120,14 +120,14 @@ def test_a_resource_that_is_withheld_is_not_registered_once_its_name_is_known() 
 @pytest.mark.parametrize(
     ("accept", "expected"),
     [
-        ("", PLAIN),
-        ("*/*", PLAIN),
-        ("text/plain", PLAIN),
+        ("", PLAIN_TYPE),
+        ("*/*", PLAIN_TYPE),
+        ("text/plain", PLAIN_TYPE),
         ("application/openmetrics-text", OPENMETRICS.format("1.0.0")),
-        ("application/openmetrics-text; version=2.0.0, text/plain", PLAIN),
-        ("application/openmetrics-text;q=0.1, text/plain;q=0.9", PLAIN),
-        ("application/openmetrics-text;q=0", PLAIN),
-        ("application/openmetrics-text;q=nonsense", PLAIN),
+        ("application/openmetrics-text; version=2.0.0, text/plain", PLAIN_TYPE),
+        ("application/openmetrics-text;q=0.1, text/plain;q=0.9", PLAIN_TYPE),
+        ("application/openmetrics-text;q=0", PLAIN_TYPE),
+        ("application/openmetrics-text;q=nonsense", PLAIN_TYPE),
         ('application/openmetrics-text; version="0.0.1"', OPENMETRICS.format("0.0.1")),
         (
             # Prometheus 2.42
@@ -187,13 +187,13 @@ def test_no_text_breaks_a_line(text: str) -> None:
         assert found["nodeagent_transceiver_temperature_celsius"].value == 3
         for sample in found.values():
             assert all(value.isprintable() for value in sample.labels.values())
-            assert all(len(value) <= TEXT_MAX for value in sample.labels.values())
+            assert all(len(value) <= LABEL_TEXT_MAX for value in sample.labels.values())
 
 
 def test_a_text_of_a_hundred_thousand_characters_is_cut() -> None:
     text = page(hostile("x" * 100_000))
-    assert max(map(len, text.splitlines())) < 6 * TEXT_MAX
-    assert label("x" * 100_000) == "x" * (TEXT_MAX - 1) + "…"
+    assert max(map(len, text.splitlines())) < 6 * LABEL_TEXT_MAX
+    assert label("x" * 100_000) == "x" * (LABEL_TEXT_MAX - 1) + "…"
 
 
 def test_texts_that_are_equal_after_cutting_make_one_series() -> None:

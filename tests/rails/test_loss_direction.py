@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.rails.loss_direction import COUNTS, RECENT, LossDirection, count_of, direction
-from nodeagent.rails.probe_packet import ANSWER, CHECK, REQUEST, SIZE, ProbePacket, decode
+from nodeagent.rails.probe_packet import ANSWER, CHECK, REQUEST, SIZE, ProbePacket, decode_probe
 
 FATES = st.lists(st.sampled_from(["good", "lost there", "lost back"]), max_size=RECENT)
 
@@ -71,15 +71,15 @@ def test_a_direction_needs_some_losses_most_of_which_are_on_one_way() -> None:
 def test_the_count_is_in_the_octets_that_were_empty() -> None:
     raw = ProbePacket(ANSWER, 5, 7, 9, received=COUNTS).encode()
     assert (len(raw), raw[5:8]) == (SIZE, b"\xff\xff\xff")
-    assert decode(raw) == ProbePacket(ANSWER, 5, 7, 9, received=COUNTS)
-    assert decode(raw[:5] + bytes(3) + raw[8:]) == ProbePacket(ANSWER, 5, 7, 9)
+    assert decode_probe(raw) == ProbePacket(ANSWER, 5, 7, 9, received=COUNTS)
+    assert decode_probe(raw[:5] + bytes(3) + raw[8:]) == ProbePacket(ANSWER, 5, 7, 9)
 
 
 def test_a_probe_and_its_answer_carry_a_ticket_where_the_probe_has_room_for_it() -> None:
     probe = ProbePacket(REQUEST, 5, 7, ticket=2**64 - 1)
-    assert decode(probe.encode()) == probe
-    assert decode(probe.encode(9000)) == probe
+    assert decode_probe(probe.encode()) == probe
+    assert decode_probe(probe.encode(9000)) == probe
     short = probe.encode(SIZE - 8)
-    assert (len(short), decode(short)) == (SIZE - 8, probe._replace(ticket=0))
+    assert (len(short), decode_probe(short)) == (SIZE - 8, probe._replace(ticket=0))
     check = ProbePacket(CHECK, 5, 7, node="gpu-1", ticket=9)
-    assert decode(check.encode()) == check._replace(ticket=0)
+    assert decode_probe(check.encode()) == check._replace(ticket=0)

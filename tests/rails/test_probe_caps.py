@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
 from nodeagent.rails.probe_caps import ANSWERS_PER_S, AnswerCaps, Bucket, SendCaps, own_address
-from nodeagent.rails.probe_packet import ANSWER, REQUEST, SIZE, ProbePacket, decode
+from nodeagent.rails.probe_packet import ANSWER, REQUEST, SIZE, ProbePacket, decode_probe
 
 
 def sent(caps: SendCaps, addresses: list[str], seconds: int, per_second: int) -> int:
@@ -135,13 +135,13 @@ def test_a_packet_is_read_as_it_was_written(
     packet = ProbePacket(kind, session, sequence, held)
     raw = packet.encode(length)
     assert len(raw) == length
-    assert decode(raw) == packet
+    assert decode_probe(raw) == packet
 
 
 @given(st.binary(max_size=100))
 def test_other_bytes_are_no_packet(raw: bytes) -> None:
-    assert decode(raw) is None
-    decode(b"nrp1" + raw)
+    assert decode_probe(raw) is None
+    decode_probe(b"nrp1" + raw)
 
 
 @pytest.mark.parametrize(

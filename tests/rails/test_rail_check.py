@@ -19,7 +19,7 @@ from nodeagent.rails.check_guests import (
     READS_PER_S,
     CheckGuests,
 )
-from nodeagent.rails.probe_packet import CHECK, ProbePacket, decode
+from nodeagent.rails.probe_packet import CHECK, ProbePacket, decode_probe
 from nodeagent.rails.rail_burst import PATIENCE_S, RailBurst
 from nodeagent.rails.rail_settings import RailsSettings
 from tests.support.rail_rig import RailRig, address, packets_pass, set_kernel
@@ -159,8 +159,8 @@ class TestOnSockets:
 
 def test_a_packet_of_a_check_keeps_its_node_and_an_answer_has_none() -> None:
     packet = ProbePacket(CHECK, 5, 7, node="gpu-1")
-    assert decode(packet.encode()) == decode(packet.encode(1400)) == packet
-    assert decode(packet._replace(kind=1).encode()) == ProbePacket(1, 5, 7)
+    assert decode_probe(packet.encode()) == decode_probe(packet.encode(1400)) == packet
+    assert decode_probe(packet._replace(kind=1).encode()) == ProbePacket(1, 5, 7)
     assert len(packet.encode(1400)) == 1400
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.host.kmsg import PATTERNS
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, measurement
-from nodeagent.sampling.driver_names import DRIVERS, driver_values, names_of, rdma_values, sample_name
+from nodeagent.sampling.driver_names import DRIVERS, driver_names_of, driver_values, rdma_values, sample_name
 from tests.support.judged_machine import Bench
 
 MLX5 = {
@@ -177,7 +177,7 @@ RDMA = {
 def test_hardware_counters_have_the_names_of_their_driver(rdma_driver: str) -> None:
     driver, listing, left_out = RDMA[rdma_driver]
     names = listing.split()
-    known = names_of(driver).rdma
+    known = driver_names_of(driver).rdma
     assert {name for name in names if name not in known} == left_out
     values = rdma_values(driver, {name: number for number, name in enumerate(names)})
     assert len(values) == len(names) - len(left_out)

@@ -16,7 +16,7 @@ from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.sharing.mps_files import DaemonState, DaemonStates, MpsFiles, WantedDaemons
-from nodeagent.sharing.mps_watch import NOT_RUNNING, NOT_YET, MpsHit, MpsWatch
+from nodeagent.sharing.mps_watch import MPS_NOT_YET, NOT_RUNNING, MpsHit, MpsWatch
 from tests.support.waiting import LIMIT_S
 
 RESOURCE = "x/gpu-mem"
@@ -119,7 +119,7 @@ async def test_the_agent_names_the_gpus_and_follows_the_daemons(files: MpsFiles)
     assert files.read_wanted().gpus == ("GPU-0",), "the daemon of a lost GPU would keep the driver"
     inventory.publish("gpus", gpus=READY.gpus)
     files.write_states(DaemonStates((DaemonState("GPU-0", "", 7),)))
-    await obstacles("", NOT_YET)
+    await obstacles("", MPS_NOT_YET)
     os.close(lock)  # as the kernel does at the end of `nodeagent mps`
     await obstacles(NOT_RUNNING, NOT_RUNNING)
     task.cancel()
@@ -154,7 +154,7 @@ async def test_a_broken_file_is_no_daemon(files: MpsFiles) -> None:
     assert files.take_lock() is not None
     (files.folder / "daemons.json").write_text('{"daemons": [{"uuid": 7}]}')
     await watch.look()
-    assert list(dict(inventory.snapshot.mps_obstacles).values()) == [NOT_YET, NOT_YET]
+    assert list(dict(inventory.snapshot.mps_obstacles).values()) == [MPS_NOT_YET, MPS_NOT_YET]
 
 
 async def test_a_list_that_was_deleted_is_written_again(files: MpsFiles) -> None:

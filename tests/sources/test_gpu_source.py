@@ -108,7 +108,7 @@ async def watching(driver, root, state_file=None, **settings):
     storing = asyncio.create_task(health.run())
     settings["pace"] = gpu_source.Pace(**pace)
     task = asyncio.create_task(
-        gpu_source.watch(driver, Tree(root), published.facts, published.mark_stale, **settings)
+        gpu_source.watch_gpus(driver, Tree(root), published.facts, published.mark_stale, **settings)
     )
     task.add_done_callback(lambda _: published.news.set())
     try:
@@ -704,7 +704,7 @@ async def test_a_defect_in_the_driver_reaches_the_supervisor(tmp_path, monkeypat
     reported, defects = threading.Event(), []
     monkeypatch.setattr(threading, "excepthook", lambda why: (defects.append(why.exc_type), reported.set()))
     with pytest.raises(RuntimeError, match="thread that talks to the GPU driver died"):
-        await gpu_source.watch(
+        await gpu_source.watch_gpus(
             lambda: Scripted(error=ZeroDivisionError()),
             Tree(tmp_path),
             GpuPublisher(HealthService()),

@@ -18,7 +18,7 @@ from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
 from nodeagent.lldp import link_remarks
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame, parse_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
-from nodeagent.lldp.lldpdu_codec import decode, encode
+from nodeagent.lldp.lldpdu_codec import decode_lldpdu, encode_lldpdu
 from tests.sources.test_lldp_source import OFTEN, Agent, running, wire
 from tests.support.fabrics import Cables, Cluster, End
 from tests.support.namespaces import Lldpd, Netns, veth
@@ -43,7 +43,7 @@ class Forger(NamedTuple):
 
 
 def sent(source: bytes, pdu: Lldpdu, **changes: object) -> bytes:
-    return build_frame(NEAREST_BRIDGE, source, encode(replace(pdu, **changes)))
+    return build_frame(NEAREST_BRIDGE, source, encode_lldpdu(replace(pdu, **changes)))
 
 
 def shutdown(source: bytes, pdu: Lldpdu) -> bytes:
@@ -85,7 +85,7 @@ async def test_the_switch_stays_the_neighbor_and_the_link_is_contested(wire, for
             agent.firsts.clear()
             switch = agent.receiver.entries("swp1")[0]
             parsed = parse_frame(switch.frame)
-            forged = forger.frames(parsed.source, decode(switch.frame, parsed.offset))
+            forged = forger.frames(parsed.source, decode_lldpdu(switch.frame, parsed.offset))
             frames = switch.frames
             for frame in forger.once:
                 port.send(frame)
@@ -170,7 +170,7 @@ async def test_forgers_on_all_links_of_a_node_do_not_move_it(forged: Forged, fir
         switches, cluster = start(), Cluster()
         async with running(near, "swp*") as agent:
             await agent.until(lambda: confirmed(agent) == RAILS)
-            real = [decode(agent.receiver.entries(f"swp{rail}")[0].frame, 14) for rail in range(RAILS)]
+            real = [decode_lldpdu(agent.receiver.entries(f"swp{rail}")[0].frame, 14) for rail in range(RAILS)]
             report = report_of(agent, None)
         cluster.hear(other_nodes([link.neighbor.chassis_id.value for link in report.links]))
         cluster.report(report)

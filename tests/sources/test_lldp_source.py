@@ -18,7 +18,7 @@ from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.lldp import link_remarks
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
-from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.lldpdu_codec import encode_lldpdu
 from nodeagent.lldp.neighbor_table import CONFIRMING
 from nodeagent.sources.lldp_receiver import PUBLISH_GAP_S, LldpReceiver
 from nodeagent.sources.lldp_sender import NodeAnnouncement
@@ -105,7 +105,7 @@ def announce(
     system_name: str, port: str = "swp1", chassis: bytes = b"\x02\0\0\0\0\1", ttl: int = 120, **fields
 ) -> bytes:
     pdu = Lldpdu(ChassisId(4, chassis), PortId(5, port.encode()), ttl, system_name=system_name, **fields)
-    return build_frame(NEAREST_BRIDGE, chassis, encode(pdu))
+    return build_frame(NEAREST_BRIDGE, chassis, encode_lldpdu(pdu))
 
 
 # --- a real lldpd -------------------------------------------------------------------------------------------
@@ -530,7 +530,7 @@ async def test_a_link_with_only_own_frames_has_a_remark_while_they_arrive(wire):
         await has_socket(agent, "swp1")
         with far.raw("b0") as switch:
             ours = Lldpdu(ChassisId(7, b"node-7"), PortId(5, b"swp1"), 120, system_name="node-7")
-            frame = build_frame(NEAREST_BRIDGE, b"\2\0\0\0\0\1", encode(ours))
+            frame = build_frame(NEAREST_BRIDGE, b"\2\0\0\0\0\1", encode_lldpdu(ours))
 
             async def send_often() -> None:
                 while True:

@@ -57,7 +57,7 @@ async def test_a_real_lldpd_reports_the_same_neighbors_as_our_own_sockets():
             async with running(near, "swp*") as agent:
 
                 async def read() -> None:
-                    await lldpd_client.watch(
+                    await lldpd_client.watch_lldpd(
                         LinkSelect(netdevs=("swp*",)),
                         tuple,
                         lambda neighbors, _: published.put_nowait(neighbors),

@@ -7,7 +7,7 @@ from pathlib import Path
 from nodeagent.facts.model import MigDevice
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import Tree
-from nodeagent.sources.mig_nodes import MIG_MINORS, parse, with_nodes
+from nodeagent.sources.mig_nodes import MIG_MINORS, parse_minors, with_nodes
 
 LISTED = "config 1\nmonitor 2\ngpu1/gi7/access 201\ngpu1/gi7/ci0/access 202\ngpu1/gi8/access 210\nnonsense\n"
 
@@ -27,7 +27,7 @@ def test_a_device_has_the_nodes_of_both_instances(tmp_path: Path) -> None:
         (),
     ]
     assert with_nodes(Tree(tmp_path), (reading(whole, minor=None),)) == (reading(whole, minor=None),)
-    assert parse(LISTED)[1, 8, None] == 210
+    assert parse_minors(LISTED)[1, 8, None] == 210
 
 
 def test_without_the_list_the_readings_stay_as_they_are(tmp_path: Path) -> None:

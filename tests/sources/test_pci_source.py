@@ -14,7 +14,7 @@ from nodeagent.facts.model import Function, Rdma
 from nodeagent.health.structural import Fault, find_faults
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources import pci_source
-from nodeagent.sources.pci_source import PciFacts, keep_pod_values, read_links, scan, sweep_links, watch
+from nodeagent.sources.pci_source import PciFacts, keep_pod_values, read_links, scan, sweep_links, watch_pci
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest, Sweep
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
@@ -533,7 +533,7 @@ async def start(machine: Machine):
     ) -> tuple[Published, ScanRequest]:
         published = Published()
         request = ScanRequest()
-        watching = watch(
+        watching = watch_pci(
             Tree(machine.root), [request, *hints], published.put_nowait, interval_s, sweep or Sweep()
         )
         tasks.append(asyncio.create_task(watching))
@@ -557,7 +557,7 @@ def faults(facts: PciFacts) -> list[list[str]]:
 async def test_the_first_scan_is_published_at_once_with_its_faults(machine: Machine) -> None:
     published = Published()
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
-    task = asyncio.create_task(watch(Tree(machine.root), [], published.put_nowait))
+    task = asyncio.create_task(watch_pci(Tree(machine.root), [], published.put_nowait))
     facts = await published.get()
     task.cancel()
     assert faults(facts) == [[Fault.CARRIER_DOWN], [], []]
@@ -705,7 +705,7 @@ async def test_a_watch_that_continues_an_earlier_one_keeps_its_facts(machine: Ma
     before = scan(Tree(machine.root))
     machine.vanish("0000:1a:00.1")
     published = Published()
-    task = asyncio.create_task(watch(Tree(machine.root), [], published.put_nowait, before=before))
+    task = asyncio.create_task(watch_pci(Tree(machine.root), [], published.put_nowait, before=before))
     facts = await published.get()
     task.cancel()
     assert faults(facts) == [[], [Fault.DEVICE_MISSING], []]
@@ -736,13 +736,13 @@ async def test_a_failing_hint_ends_the_watch_with_its_error(machine: Machine) ->
             raise SysfsError("no more hints")
 
     with pytest.raises(SysfsError, match="no more hints"):
-        await watch(Tree(machine.root), [Broken()], lambda _: None)
+        await watch_pci(Tree(machine.root), [Broken()], lambda _: None)
 
 
 @virtual
 async def test_a_machine_that_loses_its_sys_ends_the_watch(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match="has no /sys"):
-        await watch(Tree(tmp_path), [], lambda _: None)
+        await watch_pci(Tree(tmp_path), [], lambda _: None)
 
 
 def test_the_gpus_on_the_bus_are_facts_without_their_audio_functions_switches_and_virtual_gpus(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from nodeagent.base.stored_file import StoredFile
 from nodeagent.lldp.neighbor_table import SENIOR_S, NeighborTable
 from nodeagent.sources import lldp_source
-from nodeagent.sources.lldp_source import FORM, is_outdated, keep, remembered, restore
+from nodeagent.sources.lldp_source import NEIGHBORS_FORM, has_news, keep_neighbors, remembered, restore
 from tests.lldp.test_neighbor_table import frame, ports
 from tests.support.waiting import until
 
@@ -27,9 +27,9 @@ def test_after_a_restart_the_switch_is_the_neighbor_again_although_another_sende
     tmp_path: Path,
 ) -> None:
     before = of_a_day()
-    StoredFile(tmp_path, FORM).write(remembered(before))
+    StoredFile(tmp_path, NEIGHBORS_FORM).write(remembered(before))
     after = NeighborTable()
-    restore(after, StoredFile(tmp_path, FORM).read() or (), 0.0)
+    restore(after, StoredFile(tmp_path, NEIGHBORS_FORM).read() or (), 0.0)
     for n in range(29):
         after.receive("eth0", frame("forged", ttl=65535), 5.0 + n)
     assert ports(after) == [("eth0", "forged", False)]
@@ -42,13 +42,13 @@ def test_a_steady_neighbor_is_written_a_few_times_only() -> None:
     for n in range(2880):
         table.receive("eth0", frame("real"), 30.0 * n)
         now = remembered(table)
-        if is_outdated(written, now):
+        if has_news(written, now):
             written, writes = now, writes + 1
     assert 3 <= writes <= 6
     table.receive("eth0", frame("real", ttl=0), 86400.0)
     for n in range(6000):
         table.receive("eth0", frame("other"), 86430.0 + 30.0 * n)
-    assert is_outdated(written, remembered(table)), "another neighbor"
+    assert has_news(written, remembered(table)), "another neighbor"
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_a_record_that_cannot_be_true_is_ignored(wrong: dict[str, object]) -> No
 async def test_the_file_has_the_neighbors_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lldp_source, "CHECK_S", 0.01)
     table = of_a_day()
-    keeping = asyncio.create_task(keep(table, StoredFile(tmp_path, FORM), ()))
-    await until((tmp_path / FORM.name).exists)
+    keeping = asyncio.create_task(keep_neighbors(table, StoredFile(tmp_path, NEIGHBORS_FORM), ()))
+    await until((tmp_path / NEIGHBORS_FORM.name).exists)
     keeping.cancel()
-    assert StoredFile(tmp_path, FORM).read() == remembered(table)
+    assert StoredFile(tmp_path, NEIGHBORS_FORM).read() == remembered(table)
 
 
 def test_the_record_of_an_earlier_version_is_that_of_the_first_sender_with_its_ids() -> None:

@@ -196,7 +196,7 @@ class Cluster:
         """Replace the planner by one without a memory."""
         self.planner = Planner(self.rules, self.topology)
         for one in self.tree.objects.values():
-            self.planner.hypernode(one["metadata"]["name"], hypernodes.convert(one))
+            self.planner.hypernode(one["metadata"]["name"], hypernodes.convert_hypernode(one))
         for node in self.nodes:
             self.planner.node(node, {})
         for name, report in self.reports.items():
@@ -218,7 +218,9 @@ class Cluster:
             assert not faults, (write.verb, write.object.name, write.reason, faults)
             name = write.object.name
             gone = write.verb == "delete"
-            self.planner.hypernode(name, None if gone else hypernodes.convert(self.tree.objects[name]))
+            self.planner.hypernode(
+                name, None if gone else hypernodes.convert_hypernode(self.tree.objects[name])
+            )
             self.written.append((write.verb, name))
             count += 1
         return count

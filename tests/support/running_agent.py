@@ -43,7 +43,7 @@ def shorten(patch: pytest.MonkeyPatch, function: Any, **periods: float) -> None:
 
 def shorten_holdings(patch: pytest.MonkeyPatch) -> None:
     """Read the holdings every half second, and accept an empty list at once."""
-    shorten(patch, holdings.watch, interval_s=0.5, empty_stands_s=0.1)
+    shorten(patch, holdings.watch_holdings, interval_s=0.5, empty_stands_s=0.1)
 
 
 class Node:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from hack.docs.sample_texts import TEXTS
 from nodeagent.agent_config import Config
 from nodeagent.base.unwritable_memory import UnwritableMemory
-from nodeagent.commands.scan.listing import scan_once
+from nodeagent.commands.scan.listing import scan_machine
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.facts.gpu_usage import GpuUsage, NamedProcess, PodUse
 from nodeagent.facts.model import (
@@ -67,7 +67,7 @@ WORDS = {"gpu_fabric_state": "completed", "module_vendor": 'AC"ME\\', "rdma_link
 def facts(model: str = "dgx-h100") -> tuple[Snapshot, Offer]:
     with TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         Machine.load(model).write(Path(folder))
-        view = asyncio.run(scan_once(Config(), Path(folder)))
+        view = asyncio.run(scan_machine(Config(), Path(folder)))
     offer = Offer(Config())
     offer.kinds(view.snapshot)
     return view.snapshot, offer

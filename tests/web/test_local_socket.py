@@ -45,7 +45,7 @@ async def test_a_socket_that_was_removed_or_replaced_is_bound_again(
                 await asyncio.sleep(0.01)
 
     assert await answer() == b"fine\n"
-    harm(folder / local_socket.NAME)
+    harm(folder / local_socket.SOCKET_NAME)
     assert await answer() == b"fine\n"
     serving.cancel()
     with suppress(asyncio.CancelledError):

@@ -42,6 +42,6 @@ def _capture(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return USAGE
-    from nodeagent.commands.capture.sample_recorder import record
+    from nodeagent.commands.capture.sample_recorder import record_samples
 
-    return GOOD if tell(record(options.root, options.place, options.samples)) else FAILED
+    return GOOD if tell(record_samples(options.root, options.place, options.samples)) else FAILED

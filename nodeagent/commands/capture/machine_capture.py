@@ -38,9 +38,9 @@ from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.facts.model import Function
 from nodeagent.host import recorded_gpus
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
-from nodeagent.host.sysfs import NET, UNREADABLE, SysfsError, SysfsScan, Tree
+from nodeagent.host.sysfs import NET, UNREADABLE_PATHS, SysfsError, SysfsScan, Tree
 from nodeagent.measurements.sample import Sample
-from nodeagent.sampling.recorded_samples import PATH as SAMPLES
+from nodeagent.sampling.recorded_samples import SAMPLES_PATH as SAMPLES
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources import host_paths, nvml_session, pci_source
@@ -81,7 +81,7 @@ def capture(root: Path, directory: Path, *, scramble: bool) -> str:
     tree.files[_MARKER] = _marker(tree, scrambled=scramble).encode()
     if tree.unreadable:
         lines = (f"{errno.errorcode[code]} {path}\n" for path, code in sorted(tree.unreadable.items()))
-        tree.files[UNREADABLE] = "".join(lines).encode("utf-8", "surrogateescape")
+        tree.files[UNREADABLE_PATHS] = "".join(lines).encode("utf-8", "surrogateescape")
     _write(_scrambled(tree) if scramble else tree, directory)
     vfs = sum(function.parent is not None for function in facts.functions)
     counts = (
@@ -148,7 +148,7 @@ def _read_more(tree: RecordingTree, facts: PciFacts, readings: tuple[GpuReading,
     read_ib_ports(tree, functions, facts.links)
     for reading in readings:
         if reading.pci_address is not None:
-            nvml_session.place(tree, reading.pci_address)
+            nvml_session.place_of(tree, reading.pci_address)
         tree.exists(f"/dev/nvidia{reading.minor}")
     sysfs = SysfsScan(tree)
     for function in functions:

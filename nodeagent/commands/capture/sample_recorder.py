@@ -23,7 +23,7 @@ from nodeagent.commands.capture.machine_capture import CaptureError
 from nodeagent.commands.health.replay import DRIVER, PRESENT, VFS
 from nodeagent.facts.model import Function, Gpu, Link
 from nodeagent.health.gpu import GpuState
-from nodeagent.health.recording import Header, Subject, encode
+from nodeagent.health.recording import Header, Subject, encode_recorded
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.sysfs import Tree
@@ -46,7 +46,7 @@ FACTS_S = 1.0
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def record(
+def record_samples(
     root: Path,
     file: Path,
     seconds: float,
@@ -87,10 +87,10 @@ async def _record(
             before_header.extend(samples)
             return
         count += len(samples)
-        write(b"".join(map(encode, samples)))
+        write(b"".join(map(encode_recorded, samples)))
 
     async with gpu_recorder(tree, publish, pace) as gpus:
-        write(encode(_header(tree, pfs, facts.links, macs, tuple(gpu_subjects(gpus)))))
+        write(encode_recorded(_header(tree, pfs, facts.links, macs, tuple(gpu_subjects(gpus)))))
         waiting, before_header = before_header, None
         publish(waiting or ())
         sampler = Sampler(tree, lambda: facts.functions, publish, rates)
@@ -231,7 +231,7 @@ async def gpu_recorder(
     recorder = GpuRecorder(publish)
 
     async def watch() -> None:
-        await gpu_source.watch(
+        await gpu_source.watch_gpus(
             lambda: discovery.driver(tree, Config().gpu), tree, recorder, lambda _why: None, pace=pace
         )
 

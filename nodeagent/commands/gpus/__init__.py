@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import Add, config_option, json_option, load
+from nodeagent.console.options import Add, config_option, json_option, load_config
 
 
 def add(add: Add) -> None:
@@ -30,6 +30,6 @@ def add(add: Add) -> None:
 def _gpus(options: argparse.Namespace) -> int:
     from nodeagent.commands.gpus import gpu_listing
 
-    config = load(options.config)
+    config = load_config(options.config)
     log_to_stderr(options.log_level or "warning")
-    return asyncio.run(gpu_listing.show(config, options))
+    return asyncio.run(gpu_listing.show_gpus(config, options))

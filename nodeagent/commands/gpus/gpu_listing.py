@@ -15,8 +15,8 @@ import msgspec
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
-from nodeagent.console.agent_query import AGAIN_S, ask_for, follow, origin
-from nodeagent.console.json_document import document
+from nodeagent.console.agent_query import AGAIN_S, ask_for, follow_agent, origin
+from nodeagent.console.json_document import json_document
 from nodeagent.console.options import GOOD, USAGE
 from nodeagent.console.running_sources import RunningSources, known_kinds
 from nodeagent.console.terminal import (
@@ -28,7 +28,7 @@ from nodeagent.console.terminal import (
     note,
     remarks,
     screen,
-    section,
+    screen_section,
     watching,
 )
 from nodeagent.facts.model import ContainerLimit
@@ -59,7 +59,7 @@ LIMITED_BY = {
 _LINES = msgspec.json.Decoder(GpuStatuses)
 
 
-async def show(config: Config, options: argparse.Namespace) -> int:
+async def show_gpus(config: Config, options: argparse.Namespace) -> int:
     """Print the GPUs, with ``--watch`` every second. Return the exit code."""
     fetch = partial(ask_for, _LINES, "/gpus", config, options.root)
     answer, source = await in_thread(fetch)
@@ -68,12 +68,12 @@ async def show(config: Config, options: argparse.Namespace) -> int:
     if answer is None and options.processes:
         health = msgspec.structs.replace(config.gpu.health, processes=True)
         config = msgspec.structs.replace(config, gpu=msgspec.structs.replace(config.gpu, health=health))
-    views = _own(config, options.root) if answer is None else follow(answer, fetch)
+    views = _own(config, options.root) if answer is None else follow_agent(answer, fetch)
     code = GOOD
     with watching(in_place=options.watch and not options.json) as show:
         async for lines in views:
-            text = partial(as_table, lines, screen(), processes=options.processes)
-            show(document(lines, options.root, place) if options.json else text())
+            text = partial(gpu_table, lines, screen(), processes=options.processes)
+            show(json_document(lines, options.root, place) if options.json else text())
             code = USAGE if answer is None and lines.silent is not None else GOOD
             if not options.watch:
                 break
@@ -103,7 +103,7 @@ async def _own(config: Config, root: Path) -> AsyncIterator[GpuStatuses]:
             await asyncio.sleep(AGAIN_S)
 
 
-def as_table(
+def gpu_table(
     lines: GpuStatuses, on: Screen = PLAIN, *, processes: bool = False, now: float | None = None
 ) -> str:
     """UUIDs are shortened on a screen that is narrower than the table. ``processes``: list those of each pod. ``now``:
@@ -111,7 +111,7 @@ def as_table(
     models = Counter(gpu.model for gpu in lines.gpus if gpu.model)
     about = [", ".join(f"{number} x {model}" for model, number in models.items())]
     about += [f"driver {lines.driver}"] if lines.driver else []
-    table = section(
+    table = screen_section(
         ": ".join(filter(None, ("GPUS", ", ".join(filter(None, about))))),
         HEADS,
         _rows(lines),
@@ -141,8 +141,8 @@ def as_table(
             notes.append(f"{name}: its values are {age} old, because it is not measured any more")
     return joined(
         table,
-        section("HARDWARE", HARDWARE, hardware, on) if hardware else "",
-        section("USERS", USERS, users, on) if users else "",
+        screen_section("HARDWARE", HARDWARE, hardware, on) if hardware else "",
+        screen_section("USERS", USERS, users, on) if users else "",
         remarks("REMARKS", notes, on),
     )
 

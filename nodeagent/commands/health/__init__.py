@@ -7,7 +7,7 @@ import asyncio
 import sys
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import USAGE, Add, address, config_option, json_option, load
+from nodeagent.console.options import USAGE, Add, address, config_option, json_option, load_config
 
 
 def add(add: Add) -> None:
@@ -49,23 +49,23 @@ def add(add: Add) -> None:
 def _health(options: argparse.Namespace) -> int:
     from nodeagent.commands.health import device_health, node_documents, replay
 
-    config = load(options.config)
+    config = load_config(options.config)
     log_to_stderr(options.log_level or "warning")
     match options.target:
         case [] if options.html:
-            return node_documents.show(config, options)
+            return node_documents.show_node_document(config, options)
         case [] if options.problem:
             return device_health.show_problem(config, options)
         case []:
-            return asyncio.run(device_health.show(config, options, None))
+            return asyncio.run(device_health.show_health(config, options, None))
         case ["rules"]:
             return device_health.show_rules(config, options)
         case ["replay", file] if options.html:
             return node_documents.show_recording(config, file)
         case ["replay", file]:
-            return replay.show(config, options, file)
+            return replay.show_replay(config, options, file)
         case [device] if device != "replay":
-            return asyncio.run(device_health.show(config, options, device))
+            return asyncio.run(device_health.show_health(config, options, device))
     print(
         "nodeagent: health takes one DEVICE, `rules`, or `replay FILE`; see nodeagent health --help",
         file=sys.stderr,

@@ -21,10 +21,10 @@ from nodeagent.console.agent_query import (
     AgentQueryError,
     ask_for,
     fetch_page,
-    follow,
+    follow_agent,
     origin,
 )
-from nodeagent.console.json_document import document
+from nodeagent.console.json_document import json_document
 from nodeagent.console.options import GOOD, USAGE
 from nodeagent.console.running_sources import (
     RunningSources,
@@ -42,7 +42,7 @@ from nodeagent.console.terminal import (
     note,
     remarks,
     screen,
-    section,
+    screen_section,
     watching,
 )
 from nodeagent.facts.model import StaleSource, State
@@ -78,13 +78,13 @@ class _Scan(msgspec.Struct):
 _SCAN = msgspec.json.Decoder(_Scan)
 
 
-async def show(config: Config, options: argparse.Namespace, device: str | None) -> int:
+async def show_health(config: Config, options: argparse.Namespace, device: str | None) -> int:
     """Print all devices or one, with ``--watch`` every second. Return the exit code."""
     fetch = partial(_of_agent, config, options.root, options.listen)
     answer, source = await in_thread(fetch)
     note(origin(answer, source, ALONE))
     place = None if answer is None else source
-    views = _own(config, options.root) if answer is None else follow(answer, fetch)
+    views = _own(config, options.root) if answer is None else follow_agent(answer, fetch)
     code = GOOD
     with watching(in_place=options.watch and not options.json) as show:
         async for health in views:
@@ -101,7 +101,7 @@ def _text(health: DeviceHealth, device: str | None, options: argparse.Namespace,
     if options.json:
         for sentence in silent:
             note(sentence)
-        return document(health.views if view is None else view, options.root, place)
+        return json_document(health.views if view is None else view, options.root, place)
     return _as_table(health.views, screen(), silent) if view is None else as_detail(view, screen())
 
 
@@ -194,7 +194,7 @@ def _as_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[
     ]
     short = iter(beginnings([view.device for view in views if view.device.startswith("GPU-")]))
     ids = [next(short) if view.device.startswith("GPU-") else view.device for view in views]
-    table = section(
+    table = screen_section(
         "HEALTH",
         ("DEVICE", "NETDEV", "ID", "STATE", "KUBELET", "FOR"),
         rows,
@@ -243,7 +243,7 @@ def as_detail(view: DeviceView, on: Screen = PLAIN) -> str:
         for rule in view.rules
     ]
     heads = ("RULE", "PHASE", "MEASURED", "THRESHOLD", "FOR", "TO GO", "CLEARS")
-    table = section("RULES", heads, rows, on, optional=("TO GO",)) if rows else ""
+    table = screen_section("RULES", heads, rows, on, optional=("TO GO",)) if rows else ""
     return joined(_as_table([view], on), table)
 
 
@@ -258,13 +258,15 @@ def show_rules(config: Config, options: argparse.Namespace) -> int:
         dict(zip(keys, rule_row(rule), strict=True)) | {"meaning": rule.meaning, "origin": rule.origin}
         for rule in rules
     ]
-    print(document([row | {"source": row["origin"]} for row in rows], options.root, None))
+    print(json_document([row | {"source": row["origin"]} for row in rows], options.root, None))
     return GOOD
 
 
 def rules_table(rules: Iterable[Rule], on: Screen = PLAIN) -> str:
     """Return the table of the rules in force."""
-    return section("RULES", RULE_HEADS, map(rule_row, rules), on, optional=("ENABLED", "WINDOW", "STATE"))
+    return screen_section(
+        "RULES", RULE_HEADS, map(rule_row, rules), on, optional=("ENABLED", "WINDOW", "STATE")
+    )
 
 
 RULE_HEADS = ("RULE", "STATE", "KUBELET", "ENTER", "FOR", "CLEAR", "FOR", "WINDOW", "ENABLED")

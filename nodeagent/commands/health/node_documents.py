@@ -21,7 +21,7 @@ from nodeagent.console.json_document import node_name
 from nodeagent.console.options import GOOD, USAGE
 from nodeagent.console.running_sources import RunningSources, known_kinds, unanswered, view_of
 from nodeagent.console.terminal import note
-from nodeagent.console.user_files import name_of
+from nodeagent.console.user_files import source_name
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Snapshot
 from nodeagent.health.explain import DeviceView
 from nodeagent.health.recording import Header, Subject
@@ -38,7 +38,7 @@ from nodeagent.web.ui_files import self_contained
 _HEALTH = msgspec.json.Decoder(tuple[DeviceView, ...])
 
 
-def show(config: Config, options: argparse.Namespace) -> int:
+def show_node_document(config: Config, options: argparse.Namespace) -> int:
     """Print the page of this machine. Return the exit code."""
     answer = fetch_page("/ui/document.json", config, options.root, options.listen)
     note(origin(answer.body, answer.source, ALONE))
@@ -52,7 +52,7 @@ def show(config: Config, options: argparse.Namespace) -> int:
 def show_recording(config: Config, file: str) -> int:
     """Print the page of a recording. Raises ``UserFileError``."""
     with replay.recorded(file) as (header, samples):
-        document = recording_document(header, samples, config, Path(name_of(file)).name)
+        document = recording_document(header, samples, config, Path(source_name(file)).name)
     print(self_contained("node", document))
     return GOOD
 

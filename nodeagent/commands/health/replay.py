@@ -15,16 +15,16 @@ from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.console import user_files
-from nodeagent.console.json_document import document
+from nodeagent.console.json_document import json_document
 from nodeagent.console.options import GOOD
-from nodeagent.console.terminal import PLAIN, Screen, screen, section
+from nodeagent.console.terminal import PLAIN, Screen, screen, screen_section
 from nodeagent.console.user_files import UserFileError
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.nic import NicJudge, roles
-from nodeagent.health.recording import Header, RecordingError, Subject, decode, lines
+from nodeagent.health.recording import Header, RecordingError, Subject, decode_recording, lines
 from nodeagent.health.structural import Faults, find_faults
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
@@ -36,14 +36,14 @@ _READ_S = 5.0
 """The agent's interval between readings."""
 
 
-def show(config: Config, options: argparse.Namespace, file: str) -> int:
+def show_replay(config: Config, options: argparse.Namespace, file: str) -> int:
     """Print every change of health, and what the changes add up to. Raises ``UserFileError``."""
     tally = Tally()
     with recorded(file) as (header, samples):
         for transition in replay(header, tally.follow(samples), config.health, config.gpu):
             tally.count(transition)
             change = _as_object(transition) | {"node": None}  # a recording does not name its node
-            print(document(change, options.root, file) if options.json else describe(transition, header))
+            print(json_document(change, options.root, file) if options.json else describe(transition, header))
     tally.finish()
     if not options.json:
         print(f"\n{_summary(tally, screen())}", end="")
@@ -55,9 +55,9 @@ def recorded(file: str) -> Iterator[tuple[Header, Iterator[Sample]]]:
     """The header and the samples of a file or ``-``. Raises ``UserFileError``, also for a fault that comes later."""
     try:
         with user_files.opened(file, RECORDING) as stream:
-            yield decode(lines(stream))
+            yield decode_recording(lines(stream))
     except RecordingError as error:
-        raise UserFileError(user_files.name_of(file), error.fault, RECORDING, error.line) from error
+        raise UserFileError(user_files.source_name(file), error.fault, RECORDING, error.line) from error
 
 
 class RecordedPfs:
@@ -336,7 +336,7 @@ def _summary(tally: Tally, on: Screen = PLAIN) -> str:
         (device, str(count), duration(tally.unhealthy_s.get(device, 0.0)))
         for device, count in sorted(tally.transitions.items())
     ]
-    return section("SUMMARY", ("DEVICE", "TRANSITIONS", "UNHEALTHY FOR"), rows, on)
+    return screen_section("SUMMARY", ("DEVICE", "TRANSITIONS", "UNHEALTHY FOR"), rows, on)
 
 
 def _as_object(change: Transition) -> dict[str, object]:

@@ -11,7 +11,7 @@ from nodeagent.console.options import (
     Add,
     config_option,
     json_option,
-    load,
+    load_config,
     seconds,
 )
 
@@ -44,7 +44,7 @@ def add(add: Add) -> None:
 def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.commands.neighbors import neighbor_listing
 
-    config = load(options.config)
+    config = load_config(options.config)
     log_to_stderr(options.log_level or "warning")
-    asyncio.run(neighbor_listing.show(config, options))
+    asyncio.run(neighbor_listing.show_neighbors(config, options))
     return GOOD

@@ -24,8 +24,8 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.base.supervise import beside
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
-from nodeagent.console.agent_query import ask_for, follow, origin, wait_for
-from nodeagent.console.json_document import document
+from nodeagent.console.agent_query import ask_for, follow_agent, origin, wait_for
+from nodeagent.console.json_document import json_document
 from nodeagent.console.running_sources import nics_of_machine
 from nodeagent.console.terminal import PLAIN, Screen, columns, note, screen, watching, wrapped
 from nodeagent.facts.model import Function, Snapshot
@@ -79,7 +79,7 @@ class CopyError(Exception):
         )
 
 
-async def show(config: Config, options: argparse.Namespace) -> None:
+async def show_neighbors(config: Config, options: argparse.Namespace) -> None:
     """Print the neighbors, with ``--watch`` at every change. Raises ``CopyError``, and what ``read_once`` raises."""
     root = options.root
     fetch = partial(ask_for, _LISTING, "/neighbors", config, root)
@@ -93,15 +93,17 @@ async def show(config: Config, options: argparse.Namespace) -> None:
 
     def text(listing: NeighborListing) -> str:
         listing = listing.named(names) if found is None else listing
-        return as_json(listing, place, root) if options.json else as_table(listing, screen())
+        return neighbors_json(listing, place, root) if options.json else neighbor_table(listing, screen())
 
     if options.watch:
         if found is None:
             if _is_copy(config, root):
                 raise CopyError(root)
-            listings = watch(config.links.select, config.lldp, root)
+            listings = watch_neighbors(config.links.select, config.lldp, root)
         else:
-            listings = follow(found, fetch, lambda one, other: one.without_times() == other.without_times())
+            listings = follow_agent(
+                found, fetch, lambda one, other: one.without_times() == other.without_times()
+            )
         with watching(in_place=not options.json) as show:
             async for listing in listings:
                 show(text(listing))
@@ -165,7 +167,9 @@ async def read_once(
         return structs.replace(of_receiver(receiver), waited_s=wait_s)
 
 
-async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> AsyncIterator[NeighborListing]:
+async def watch_neighbors(
+    wanted: LinkSelect, settings: LldpSettings, root: Path
+) -> AsyncIterator[NeighborListing]:
     """Yield a listing now and one at every change, until cancelled."""
     if settings.source == "lldpd":
         tree = Tree(root)
@@ -235,11 +239,11 @@ def _progress(listing: NeighborListing, wait_s: float | None) -> str:
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def as_json(listing: NeighborListing, agent: str | None = None, root: Path = Path("/")) -> str:
+def neighbors_json(listing: NeighborListing, agent: str | None = None, root: Path = Path("/")) -> str:
     """One object on one line. ``agent``: the socket of the agent that has answered, if one has. Absent values are
     null. The first neighbor of a link is the one in NodeLinks.
     """
-    return document(
+    return json_document(
         {
             "agent": agent,
             "fault": listing.fault,
@@ -282,7 +286,7 @@ def as_json(listing: NeighborListing, agent: str | None = None, root: Path = Pat
 # --- for people -----------------------------------------------------------------------------------------
 
 
-def as_table(listing: NeighborListing, on: Screen = PLAIN) -> str:
+def neighbor_table(listing: NeighborListing, on: Screen = PLAIN) -> str:
     if not listing.rows and listing.fault is not None:
         return f"The agent receives no LLDP: {listing.fault}"
     if not listing.rows:

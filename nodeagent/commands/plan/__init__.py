@@ -227,21 +227,21 @@ def _maintain(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import maintain
 
     log_to_stderr(options.log_level or "error")
-    return maintain.run(options)
+    return maintain.run_maintain(options)
 
 
 def _trouble(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import trouble
 
     log_to_stderr(options.log_level or "warning")
-    return trouble.show(options)
+    return trouble.show_trouble(options)
 
 
 def _job(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import job
 
     log_to_stderr(options.log_level or "warning")
-    return job.show(options)
+    return job.show_job(options)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -253,13 +253,13 @@ def _plan(options: argparse.Namespace) -> int:
     for overlap in preview.outcome.overlaps if options.json or options.yaml or options.diff else ():
         note(f"nothing is written: {render.overlap_sentence(overlap)}")
     if options.json:
-        _print_json(preview, options, render.document(preview.outcome))
+        _print_json(preview, options, render.outcome_document(preview.outcome))
     elif options.yaml:
         print(render.as_yaml(preview.outcome.hypernodes), end="")
     elif options.diff:
         print(render.as_diff(preview.published, preview.outcome), end="")
     else:
-        print(render.as_table(preview.outcome, screen()), end="")
+        print(render.outcome_table(preview.outcome, screen()), end="")
     return GOOD
 
 
@@ -292,7 +292,7 @@ def _topology(options: argparse.Namespace) -> int:
     if options.nodes is not None:
         raise UserFileError("--nodes", "it chooses the nodes of a list", f"--format {', '.join(LISTS)}")
     if options.format == "json":
-        _print_json(preview, options, topology_picture.document(preview))
+        _print_json(preview, options, topology_picture.picture_document(preview))
         return GOOD
     drawing = topology_picture.draw(preview, options.format, whole=options.whole)
     print(topology_picture.wrap(drawing, screen().width) if options.format == "tree" else drawing)
@@ -331,4 +331,4 @@ def _cabling(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import hall_report
 
     log_to_stderr("warning")
-    return hall_report.show(options)
+    return hall_report.show_hall_report(options)

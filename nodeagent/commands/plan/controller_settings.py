@@ -39,7 +39,7 @@ class ConfigMap(msgspec.Struct):
         return f"{self.metadata.namespace or 'default'}/{self.metadata.name}"
 
 
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", True, ConfigMap)
+STORED_CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", True, ConfigMap)
 
 
 class FabricRead(NamedTuple):
@@ -93,7 +93,7 @@ async def from_cluster(client: ApiClient) -> FabricRead:
     """Read the ConfigMap of all namespaces, or where that is forbidden of those with reports. Raises ``ApiError``."""
     labels = ",".join(f"{key}={value}" for key, value in LABELS.items())
     try:
-        everywhere = await client.list(CONFIG_MAPS, labels=labels)
+        everywhere = await client.list(STORED_CONFIG_MAPS, labels=labels)
         maps: Sequence[ConfigMap] = everywhere.items
         if len(maps) > 1:
             spaces = await _spaces_of_reports(client)
@@ -104,7 +104,7 @@ async def from_cluster(client: ApiClient) -> FabricRead:
         maps = []
         try:
             for space in sorted(await _spaces_of_reports(client)) or [client.access.namespace]:
-                maps += (await client.list(CONFIG_MAPS, namespace=space, labels=labels)).items
+                maps += (await client.list(STORED_CONFIG_MAPS, namespace=space, labels=labels)).items
         except ApiError as forbidden:
             if forbidden.status != 403:
                 raise

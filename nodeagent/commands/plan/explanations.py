@@ -14,7 +14,7 @@ from nodeagent.console.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.maintenance import standing
-from nodeagent.fabric.outcome import in_trouble, link_state, state_of
+from nodeagent.fabric.outcome import in_trouble, link_state, state_of_letter
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
 from nodeagent.fabric.troubles import troubles
@@ -258,7 +258,7 @@ def _last_links_at(preview: Preview, name: str) -> list[LinkAt]:
         for other, letter in zip(report.others, report.states[len(report.shape) :], strict=False):
             if wanted == other.switch.lower():
                 of = f"of the fabric {shown(other.fabric)}" if other.fabric else "of no fabric"
-                rows.append((node, shown(other.link), "", of, state_of(letter)))
+                rows.append((node, shown(other.link), "", of, state_of_letter(letter)))
     return rows
 
 

@@ -282,7 +282,7 @@ def _usual_speeds(reports: Iterable[NodeLinks]) -> dict[str, int]:
 # --- what the verb prints -------------------------------------------------------------------------------
 
 
-def show(options: argparse.Namespace) -> int:
+def show_hall_report(options: argparse.Namespace) -> int:
     """Print the links that are not as planned, with ``--watch`` each that changes. Return the exit code."""
     origin, links = _check(options)
     if options.json:
@@ -344,7 +344,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[CheckedLin
         for name in (link.name, link.netdev, link.pci_address)
         if name
     }
-    planned = None if options.plan is None else planned_cables.read(options.plan, nodes, names)
+    planned = None if options.plan is None else planned_cables.read_planned_cables(options.plan, nodes, names)
     if planned is not None:
         _print_not_compared(planned.left_out, links_beside_plan(reports, planned))
     links = check_hall(reports, preview, planned, order=options.order)

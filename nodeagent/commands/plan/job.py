@@ -36,18 +36,18 @@ class JobNameError(SourceError):
     """The name is that of no job, or of several. The message shows which there are."""
 
 
-def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
+def show_job(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
     """Print the job once, or with ``--watch`` until it is ended. Return the exit code."""
 
     def look() -> tuple[str, int]:
         preview = read_preview(options, whole_reports=True, with_pods=True)
         jobs = by_job(map(job_pod, preview.pods))
-        job, found = described(
+        job, found = described_job(
             preview, jobs, chosen(jobs, options.name, options.namespace, live=options.source is None)
         )
         code = FAILED if found else GOOD
         if options.json:
-            envelope = trouble.document(preview, found, options.source, now())
+            envelope = trouble.trouble_document(preview, found, options.source, now())
             return json.dumps({**envelope, "job": job}, indent=2), code
         return "\n".join(as_lines(job, found, now(), screen())), code
 
@@ -83,7 +83,7 @@ def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False) 
     return found[0]
 
 
-def described(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, Any], list[FabricTrouble]]:
+def described_job(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, Any], list[FabricTrouble]]:
     """The job for programs, and what is wrong with its links and nodes.
 
     ``linksOf: nodes``: no VF of its pods is known, so all links of its nodes in the fabric count.

@@ -23,17 +23,17 @@ from nodeagent.config.faults import did_you_mean
 from nodeagent.console.json_document import node_name
 from nodeagent.console.moments import local, moment
 from nodeagent.console.options import FAILED, GOOD, USAGE
-from nodeagent.console.terminal import note, screen, section, tell
+from nodeagent.console.terminal import note, screen, screen_section, tell
 from nodeagent.fabric.maintenance import (
     ENTRIES_MAX,
-    MAINTENANCE,
+    MAINTENANCE_LABEL,
     NAME_MAX,
     TEXT_MAX,
     Maintenance,
     read_maintenance,
     write_maintenance,
 )
-from nodeagent.fabric.nodelinks import NodeLinks, ReportError, convert
+from nodeagent.fabric.nodelinks import NodeLinks, ReportError, convert_nodelinks
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS, NODES, Partial
 
@@ -41,7 +41,7 @@ TRIES = 5
 """Of one write: another client may have changed the Node since it was read."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run_maintain(options: argparse.Namespace) -> int:
     """Carry the verb out. Return the exit code."""
     now = time.time()
     fault, until = "", now
@@ -133,10 +133,10 @@ async def _standing(client: ApiClient, now: float) -> dict[str, list[Maintenance
     standing: dict[str, list[Maintenance]] = {}
 
     def take(node: Partial) -> None:
-        entries, fault = read_maintenance((node.metadata.annotations or {}).get(MAINTENANCE))
+        entries, fault = read_maintenance((node.metadata.annotations or {}).get(MAINTENANCE_LABEL))
         standing[node.metadata.name] = [entry for entry in entries if entry.end > now]
         if fault:
-            note(f"{MAINTENANCE} of the Node {node.metadata.name} is wrong and partly ignored: {fault}")
+            note(f"{MAINTENANCE_LABEL} of the Node {node.metadata.name} is wrong and partly ignored: {fault}")
 
     await client.list_each(NODES.partial, take, standing.clear)
     return standing
@@ -154,7 +154,7 @@ async def _choose(
     def take(document: dict[str, Any]) -> None:
         spaces[document["metadata"]["name"]] = document["metadata"]["namespace"]
         with suppress(ReportError):
-            report = convert(document)
+            report = convert_nodelinks(document)
             if made is not None and report.node_name in standing:
                 choice.offer_links(report, made)
 
@@ -223,11 +223,11 @@ async def _write(
     places = {(entry.link, entry.switch) for entry in entries}
     for left in reversed(range(TRIES)):
         meta = (await client.get(NODES.partial, node)).metadata
-        stored, fault = read_maintenance((meta.annotations or {}).get(MAINTENANCE))
+        stored, fault = read_maintenance((meta.annotations or {}).get(MAINTENANCE_LABEL))
         if fault:
-            remedy = f"mend it, or remove it: kubectl annotate node {node} {MAINTENANCE}-"
+            remedy = f"mend it, or remove it: kubectl annotate node {node} {MAINTENANCE_LABEL}-"
             raise UnreadableError(
-                f"{node}: {MAINTENANCE} cannot be read whole ({fault}), and nothing was changed; {remedy}"
+                f"{node}: {MAINTENANCE_LABEL} cannot be read whole ({fault}), and nothing was changed; {remedy}"
             )
         kept = [it for it in stored if it.end > now and (it.link, it.switch) not in places]
         if not end and (count := len(kept) + len(entries)) > ENTRIES_MAX:
@@ -236,7 +236,7 @@ async def _write(
                 f"{node}: it would have {count} entries, at most {ENTRIES_MAX} count; {remedy}"
             )
         text = write_maintenance(kept if end else [*kept, *entries])
-        body = {"resourceVersion": meta.resource_version, "annotations": {MAINTENANCE: text}}
+        body = {"resourceVersion": meta.resource_version, "annotations": {MAINTENANCE_LABEL: text}}
         try:
             await client.patch(NODES.partial, node, {"metadata": body})
             return
@@ -250,8 +250,8 @@ async def _copy(client: ApiClient, node: str, space: str) -> None:
     the later one copies the work of both. Raises ``ApiError``."""
     for left in reversed(range(TRIES)):
         version = (await client.get(NODELINKS.partial, node, namespace=space)).metadata.resource_version
-        text = ((await client.get(NODES.partial, node)).metadata.annotations or {}).get(MAINTENANCE)
-        body = {"resourceVersion": version, "annotations": {MAINTENANCE: text}}
+        text = ((await client.get(NODES.partial, node)).metadata.annotations or {}).get(MAINTENANCE_LABEL)
+        body = {"resourceVersion": version, "annotations": {MAINTENANCE_LABEL: text}}
         try:
             await client.patch(NODELINKS.partial, node, {"metadata": body}, namespace=space)
             return
@@ -272,5 +272,5 @@ def _list(standing: Mapping[str, Iterable[Maintenance]], cluster: str, *, as_jso
         rows = [(node, it.link, it.switch, local(it.end), it.author, it.reason) for node, it in every]
         cells = [[cell or None for cell in row] for row in rows]
         heads = ("NODE", "LINK", "SWITCH", "UNTIL", "BY", "REASON")
-        print(section("UNDER MAINTENANCE", heads, cells, screen(), optional=("SWITCH",)), end="")
+        print(screen_section("UNDER MAINTENANCE", heads, cells, screen(), optional=("SWITCH",)), end="")
     return GOOD

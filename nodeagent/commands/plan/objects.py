@@ -22,14 +22,14 @@ import msgspec
 import yaml
 
 from nodeagent.base.plain_text import one_line
-from nodeagent.commands.plan.controller_settings import CONFIG_MAPS, ConfigMap
+from nodeagent.commands.plan.controller_settings import STORED_CONFIG_MAPS, ConfigMap
 from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.console import user_files
 from nodeagent.console.user_files import UserFileError
 from nodeagent.fabric import hypernode, nodelinks, rail_partners
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
 from nodeagent.fabric.jobs import ListedPod
-from nodeagent.fabric.maintenance import MAINTENANCE
+from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError, VfHolder
 from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.rail_partners import RailPartners
@@ -103,9 +103,9 @@ class Objects:
     def add_node(self, name: str, labels: dict[str, str], annotations: dict[str, str]) -> None:
         self.nodes[name] = labels
         book = self.planner.inputs.maintenance
-        if book.take(name, annotations.get(MAINTENANCE)) and (fault := book.faults.get(name)):
+        if book.take(name, annotations.get(MAINTENANCE_LABEL)) and (fault := book.faults.get(name)):
             self.notes.append(
-                f"the annotation {MAINTENANCE} of the Node {one_line(name, 64)} is wrong: {fault}"
+                f"the annotation {MAINTENANCE_LABEL} of the Node {one_line(name, 64)} is wrong: {fault}"
             )
 
     def drop_reports(self) -> None:
@@ -129,7 +129,7 @@ class Objects:
             self.planner.refuse(name, why)
 
 
-def read(source: str, objects: Objects, stdin: BinaryIO | None = None) -> None:
+def read_objects(source: str, objects: Objects, stdin: BinaryIO | None = None) -> None:
     """Read a file, a directory of files, or ``-`` for the standard input, which may have been kept. Raises
     ``UserFileError``."""
     before = objects.stored
@@ -146,7 +146,7 @@ def read(source: str, objects: Objects, stdin: BinaryIO | None = None) -> None:
 
 def _read_file(source: str, objects: Objects, stdin: BinaryIO | None) -> UserFileError | None:
     """Store the objects of one file. Returns an error for the first object of another kind."""
-    name = user_files.name_of(source)
+    name = user_files.source_name(source)
     with user_files.opened(source, _EXPECTED, stdin) as stream:
         beginning = user_files.read_at_most(stream, BEGINNING)
         line, end, _ = beginning.partition(b"\n")
@@ -345,7 +345,7 @@ def _store_all(document: Any, objects: Objects, origin: _Origin, *, lax: bool) -
 
 
 def _refuse_other_version(value: Any, origin: _Origin, path: tuple[str | int, ...]) -> None:
-    if isinstance(value, dict) and value.get("kind") == nodelinks.KIND:
+    if isinstance(value, dict) and value.get("kind") == nodelinks.NODELINKS_KIND:
         version = value.get("apiVersion", nodelinks.API_VERSION)
         if version != nodelinks.API_VERSION:
             raise origin.fault(
@@ -372,16 +372,16 @@ def _with_kind(items: list[Any], kind: Any) -> Iterator[Any]:
 def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = False) -> bool:
     """Store one object; ``lax`` if all its scalars are text. Returns whether it is of a kind that counts."""
     kind = document.get("kind")
-    if kind == nodelinks.KIND or (kind in (None, "") and "nodeName" in document):
+    if kind == nodelinks.NODELINKS_KIND or (kind in (None, "") and "nodeName" in document):
         try:
             objects.add_report(_report(document, lax))
         except ReportError as error:
             objects.stored += 1
             name = _name(document) or f"(report {objects.stored}, without a name)"
             objects.refused[name] = f"is not a NodeLinks object: {error}"
-    elif kind == hypernode.KIND:
+    elif kind == hypernode.HYPERNODE_KIND:
         try:
-            published = hypernode.convert(document, lax=lax)
+            published = hypernode.convert_hypernode(document, lax=lax)
             objects.stored += 1
             objects.hypernodes[published.name] = published
         except HyperNodeError as error:
@@ -390,7 +390,7 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
         metadata = document.get("metadata")
         objects.stored += 1
         objects.add_node(_name(document), *(_texts(metadata, key) for key in ("labels", "annotations")))
-    elif kind == rail_partners.KIND:
+    elif kind == rail_partners.PARTNERS_KIND:
         try:
             objects.partners[_name(document)] = rail_partners.rail_partners_of(document, lax=lax)
             objects.stored += 1
@@ -403,7 +403,7 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
         except msgspec.MsgspecError as error:
             objects.notes.append(f"Pod {_name(document)} is ignored: {error}")
     else:
-        return kind == CONFIG_MAPS.kind and _store_config_map(document, objects)
+        return kind == STORED_CONFIG_MAPS.kind and _store_config_map(document, objects)
     return True
 
 
@@ -425,13 +425,13 @@ def _texts(metadata: Any, key: str) -> dict[str, str]:
 
 def _report(document: dict[str, Any], lax: bool) -> NodeLinks:
     try:
-        return nodelinks.convert(document, lax=lax)
+        return nodelinks.convert_nodelinks(document, lax=lax)
     except ReportError:
         # Some encoders write null for an empty list.
         without = _without_null(document)
         if without == document:
             raise
-        return nodelinks.convert(without, lax=lax)
+        return nodelinks.convert_nodelinks(without, lax=lax)
 
 
 def _without_null(value: Any) -> Any:

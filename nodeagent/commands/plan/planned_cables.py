@@ -56,10 +56,10 @@ class CablingPlan(NamedTuple):
     left_out: int = 0
 
 
-def read(source: str, nodes: Collection[str], links: Collection[str]) -> CablingPlan:
+def read_planned_cables(source: str, nodes: Collection[str], links: Collection[str]) -> CablingPlan:
     """``nodes`` are those of the cluster, ``links`` all names, netdevs and PCI addresses in their reports. Raises
     ``UserFileError``."""
-    content = user_files.read(source, _EXPECTED, _SIZE_MAX)
+    content = user_files.read_user_file(source, _EXPECTED, _SIZE_MAX)
     user_files.refuse_unless_utf8(content, source, _EXPECTED)
     text = content.decode()
     known = _PlanNodes(nodes)

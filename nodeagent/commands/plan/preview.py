@@ -121,7 +121,7 @@ def read_preview(
         asyncio.run(read_cluster(access, read, namespace))
         cluster = access.server
         if options.current is not None:
-            objects.read(options.current, read)
+            objects.read_objects(options.current, read)
     preview = replace(make_preview(read), cluster=cluster)
     if fabric.unknown:
         read.notes.append(fabric.unknown)
@@ -144,14 +144,14 @@ def _read_files(
     def read_all(fabric: FabricRead) -> Objects:
         read = nothing_read(fabric)
         for source in sources:
-            objects.read(source, read, stdin)
+            objects.read_objects(source, read, stdin)
         return read
 
     with stdin or nullcontext():
         if given is not None:
             return given, read_all(given)
         first = read_all(FabricRead(FabricConfig()))
-        fabric = of_config_maps(first.config_maps, user_files.name_of(sources[0]))
+        fabric = of_config_maps(first.config_maps, user_files.source_name(sources[0]))
         return fabric, first if fabric.unknown else read_all(fabric)
 
 

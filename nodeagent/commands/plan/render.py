@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nodeagent.base.plain_text import one_line
-from nodeagent.console.terminal import PLAIN, Screen, remarks, section
+from nodeagent.console.terminal import PLAIN, Screen, remarks, screen_section
 from nodeagent.fabric.hypernode import DERIVED_FROM, NVLINK_DOMAIN, HyperNode, render
 from nodeagent.fabric.outcome import Overlap, PlanOutcome
 from nodeagent.fabric.switch_keys import plain
@@ -21,7 +21,7 @@ _WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 _SHOWN = 40
 
 
-def document(outcome: PlanOutcome) -> dict[str, Any]:
+def outcome_document(outcome: PlanOutcome) -> dict[str, Any]:
     return {
         "hypernodes": [render(hypernode) for hypernode in outcome.hypernodes],
         "labels": {node: dict(sorted(labels.items())) for node, labels in sorted(outcome.labels.items())},
@@ -85,10 +85,10 @@ def as_diff(published: Mapping[str, HyperNode], outcome: PlanOutcome) -> str:
     return "".join(f"{line}\n" for line in out)
 
 
-def as_table(outcome: PlanOutcome, on: Screen = PLAIN) -> str:
+def outcome_table(outcome: PlanOutcome, on: Screen = PLAIN) -> str:
     kinds = Counter(str(anomaly.kind) for anomaly in outcome.anomalies)
     parts = [
-        section(
+        screen_section(
             "HyperNodes",
             ("TIER", "NAME", "MEMBERS", "SWITCHES"),
             [
@@ -120,7 +120,7 @@ def as_table(outcome: PlanOutcome, on: Screen = PLAIN) -> str:
         rows = [
             (str(i), write.verb, write.object.name, write.reason) for i, write in enumerate(outcome.writes, 1)
         ]
-        parts.append(section("Writes, in this order", ("", "VERB", "HYPERNODE", "WHY"), rows, on))
+        parts.append(screen_section("Writes, in this order", ("", "VERB", "HYPERNODE", "WHY"), rows, on))
     else:
         parts.append("Nothing to write.\n")
     return "\n".join(part for part in parts if part)

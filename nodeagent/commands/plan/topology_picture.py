@@ -34,7 +34,7 @@ def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
         "tree": lambda document: "\n".join(_tree(document, whole=True) if whole else fold(_tree(document))),
         "dot": _dot,
     }
-    return renderers[form](document(preview))
+    return renderers[form](picture_document(preview))
 
 
 def wrap(tree: str, width: int | None) -> str:
@@ -51,7 +51,7 @@ def wrap(tree: str, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def document(preview: Preview) -> dict[str, Any]:
+def picture_document(preview: Preview) -> dict[str, Any]:
     work = standing(preview.plan.levels.maintained, time.time())
     outcome, wanted = preview.outcome, preview.wanted
     kinds = {(anomaly.node, anomaly.link): str(anomaly.kind) for anomaly in outcome.anomalies}

@@ -22,14 +22,14 @@ from nodeagent.kube.client import ApiError
 _WATCH_MIN_S = 1.0
 
 
-def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
+def show_trouble(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
     """Print the list once, or with ``--watch`` until it is ended. Return the exit code."""
 
     def look() -> tuple[str, int]:
         preview = read_preview(options, whole_reports=True)
         found = troubles(preview.plan, at=now())
         if options.json:
-            text = json.dumps(document(preview, found, options.source, now()), indent=2)
+            text = json.dumps(trouble_document(preview, found, options.source, now()), indent=2)
         else:
             text = as_text(preview, found, now(), screen())
         return text, USAGE if not preview.reports else FAILED if found else GOOD
@@ -56,7 +56,7 @@ def repeated(options: argparse.Namespace, look: Callable[[], tuple[str, int]]) -
     return GOOD
 
 
-def document(
+def trouble_document(
     preview: Preview, found: Iterable[FabricTrouble], source: str | None, now: float
 ) -> dict[str, Any]:
     """The list for programs, in an envelope that says what was read and when."""

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import USAGE, Add, config_option, json_option, load
+from nodeagent.console.options import USAGE, Add, config_option, json_option, load_config
 
 
 def add(add: Add) -> None:
@@ -35,11 +35,11 @@ def add(add: Add) -> None:
 def _remembered(options: argparse.Namespace) -> int:
     from nodeagent.commands.remembered import stored_devices
 
-    config = load(options.config)
+    config = load_config(options.config)
     log_to_stderr(options.log_level or "error")
     match options.target:
         case [] if not options.all_rails:
-            return stored_devices.show(config, options)
+            return stored_devices.show_stored_devices(config, options)
         case ["forget", *names] if bool(names) != options.all_rails:
             of_gpus = [name.startswith("GPU-") for name in names]
             if not any(of_gpus):

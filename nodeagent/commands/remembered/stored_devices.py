@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeVar
 from nodeagent.agent_config import Config
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.stored_file import StoredFile, StoredForm
-from nodeagent.console.json_document import document
+from nodeagent.console.json_document import json_document
 from nodeagent.console.options import FAILED, GOOD, USAGE
-from nodeagent.console.terminal import screen, section, tell
+from nodeagent.console.terminal import screen, screen_section, tell
 from nodeagent.facts.card_identity import mac_and_guid
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.rail_numbers import Rail, match, nic_names, nics_of, selection
@@ -76,7 +76,7 @@ class _Machine:
         return self.has(gpu.pci_address, {here.pci_address for here in self.facts.gpus})
 
 
-def show(config: Config, options: argparse.Namespace) -> int:
+def show_stored_devices(config: Config, options: argparse.Namespace) -> int:
     """Print the rails in force and those of earlier configurations, and the GPUs."""
     file, content = _rails(config, options.root)
     machine = _Machine(options.root)
@@ -85,7 +85,7 @@ def show(config: Config, options: argparse.Namespace) -> int:
     if options.json:
         rails = [_rail_object(row) for row in rows]
         listed = [_gpu_object(gpu, machine.has_gpu(gpu)) for gpu in gpus]
-        print(document({"rails": rails, "gpus": listed}, options.root, None))
+        print(json_document({"rails": rails, "gpus": listed}, options.root, None))
         return GOOD
     parts = [
         f"No rails are stored in {file.path}; the agent stores them when it offers VFs.\n",
@@ -93,11 +93,11 @@ def show(config: Config, options: argparse.Namespace) -> int:
     ]
     if rows:
         heads: Sequence[str] = ("RAIL", "PCI ADDRESS", "MAC OR GUID", "NETDEV", "VFS", "STATE")
-        parts[0] = section("RAILS", heads, map(_rail_cells, rows), screen())
+        parts[0] = screen_section("RAILS", heads, map(_rail_cells, rows), screen())
     if gpus:
         heads = ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "ON THE BUS")
         cells = (_gpu_cells(gpu, machine.has_gpu(gpu)) for gpu in gpus)
-        parts[1] = section("GPUS", heads, cells, screen(), optional=("MODEL",))
+        parts[1] = screen_section("GPUS", heads, cells, screen(), optional=("MODEL",))
     print("\n".join(parts), end="")
     return GOOD
 
@@ -130,7 +130,7 @@ def read_stored(
 
 
 def _rails(config: Config, root: Path) -> tuple[StoredFile[RailsFile], RailsFile]:
-    file, content = read_stored(config, root, rail_memory.FORM, "delete it to number the NICs again")
+    file, content = read_stored(config, root, rail_memory.RAILS_FORM, "delete it to number the NICs again")
     return file, content or RailsFile()
 
 
@@ -243,7 +243,9 @@ def _names(templates: Sequence[str], rail: Rail, netdev: str | None) -> Iterator
 def _gpus(
     config: Config, root: Path
 ) -> tuple[StoredFile[tuple[RememberedGpu, ...]], tuple[RememberedGpu, ...]]:
-    file, gpus = read_stored(config, root, remembered_gpus.FORM, "delete it, and the agent writes it again")
+    file, gpus = read_stored(
+        config, root, remembered_gpus.GPUS_FORM, "delete it, and the agent writes it again"
+    )
     return file, sound(gpus or ())
 
 

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import Add, config_option, json_option, load, seconds
+from nodeagent.console.options import Add, config_option, json_option, load_config, seconds
 
 
 def add(add: Add) -> None:
@@ -35,6 +35,6 @@ def add(add: Add) -> None:
 def _scan(options: argparse.Namespace) -> int:
     from nodeagent.commands.scan import listing
 
-    config = load(options.config)
+    config = load_config(options.config)
     log_to_stderr(options.log_level or "warning")
-    return asyncio.run(listing.show(config, options))
+    return asyncio.run(listing.show_machine(config, options))

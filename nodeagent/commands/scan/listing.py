@@ -19,13 +19,13 @@ from msgspec import json as msgspec_json
 from msgspec import structs, to_builtins
 
 from nodeagent import discovery
-from nodeagent.agent_config import Config, digest, load
+from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
 from nodeagent.config.faults import ConfigError, ConfigFault
-from nodeagent.console.agent_query import Fetch, ask_for, follow, origin, wait_for
-from nodeagent.console.json_document import document
+from nodeagent.console.agent_query import Fetch, ask_for, follow_agent, origin, wait_for
+from nodeagent.console.json_document import json_document
 from nodeagent.console.options import GOOD, USAGE
 from nodeagent.console.running_sources import sentences, unanswered, view_of
 from nodeagent.console.terminal import (
@@ -36,7 +36,7 @@ from nodeagent.console.terminal import (
     note,
     remarks,
     screen,
-    section,
+    screen_section,
     watching,
 )
 from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
@@ -60,7 +60,7 @@ NIC_HEADS = (
 )  # fmt: skip
 
 
-async def show(config: Config, options: argparse.Namespace) -> int:
+async def show_machine(config: Config, options: argparse.Namespace) -> int:
     """Print the machine, with ``--watch`` at every change. Return the exit code."""
     root, file = options.root, options.config
     fetch = partial(_of_agent, config, file, root)
@@ -69,7 +69,7 @@ async def show(config: Config, options: argparse.Namespace) -> int:
     if agent is not None and _differs(agent, config, file):
         sentence += f"; its configuration is not {file}, and the resources are those of that file"
     if options.watch:
-        views = _watch(config, root) if agent is None else follow(agent, fetch, operator.eq)
+        views = _watch(config, root) if agent is None else follow_agent(agent, fetch, operator.eq)
     else:
         views = _once(config, root, options.wait, agent, fetch)
     named, code = options.json, GOOD
@@ -79,7 +79,7 @@ async def show(config: Config, options: argparse.Namespace) -> int:
                 note(sentence)
             named = True
             place = None if agent is None else source
-            show(as_json(view, place, root) if options.json else as_table(view, screen()))
+            show(machine_json(view, place, root) if options.json else machine_table(view, screen()))
             code = USAGE if agent is None and unanswered(view.snapshot.stale_sources) else GOOD
     return code
 
@@ -97,7 +97,7 @@ def _of_agent(config: Config, file: Path | None, root: Path) -> tuple[MachineVie
 
 def _differs(view: MachineView, config: Config, file: Path | None) -> bool:
     """Whether the view is not by the configuration of this file."""
-    return file is not None and view.configuration != digest(config)
+    return file is not None and view.configuration != config_digest(config)
 
 
 async def _once(
@@ -105,13 +105,13 @@ async def _once(
 ) -> AsyncIterator[MachineView]:
     """Yield the machine once. ``wait_s``: until every link with carrier has a neighbor, for this long at most."""
     if agent is None:
-        yield await scan_once(config, root, wait_s)
+        yield await scan_machine(config, root, wait_s)
         return
     wait_s = wait_s if wait_s > 0 and discovery.finds_neighbors(config, Tree(root)) else 0.0
     yield await wait_for(agent, fetch, wait_s, lambda view: without_neighbor(config, view.snapshot))
 
 
-async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:
+async def scan_machine(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:
     """Scan once. With ``wait_s``, receive LLDP for that time, or until every link with carrier has a neighbor."""
     rails = RailMemory(Tree(root).path(config.health.state_directory))
     async with _scanning(config, root, rails) as inventory:
@@ -151,7 +151,7 @@ async def _watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
             await inventory.changed(snapshot.revision)
 
 
-def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str, ...], tuple[str, ...]]:
+def check_text(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str, ...], tuple[str, ...]]:
     """Check the configuration in a file's text, also for the machine under ``root``. Return it with remarks, and with a
     sentence about each part of the machine that has not answered.
 
@@ -162,7 +162,7 @@ def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str
     if root is None:
         config = check_config(text, name=name, remark=remarks.append)
         return config, (*remarks, *status_remarks(config.resources)), ()
-    view = asyncio.run(scan_once(load(text, name=name), root))
+    view = asyncio.run(scan_machine(load(text, name=name), root))
     silent = unanswered(view.snapshot.stale_sources)
     known = not any(entry.source == "gpus" for entry in silent)
     memories = [gpu.memory_mib for gpu in view.snapshot.gpus]
@@ -191,11 +191,11 @@ async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncItera
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def as_json(view: MachineView, agent: str | None = None, root: Path = Path("/")) -> str:
+def machine_json(view: MachineView, agent: str | None = None, root: Path = Path("/")) -> str:
     """One object on one line. ``agent``: the socket of the agent that has answered, if one has. Absent values are
     null; ids are listed in full."""
     snapshot = view.snapshot
-    return document(
+    return json_document(
         {
             "agent": agent,
             "product": snapshot.product,
@@ -233,11 +233,11 @@ def as_json(view: MachineView, agent: str | None = None, root: Path = Path("/"))
 # --- for people -----------------------------------------------------------------------------------------
 
 
-def as_table(view: MachineView, on: Screen = PLAIN) -> str:
+def machine_table(view: MachineView, on: Screen = PLAIN) -> str:
     """UUIDs are shortened on a screen that is narrower than the table."""
     snapshot = view.snapshot
     parts = [
-        section(
+        screen_section(
             "RESOURCES",
             ("RESOURCE", "DEVICES", "HEALTHY", "FREE", "LARGEST", "LIMITS", "PARENT", "NUMA"),
             _resource_rows(view),
@@ -248,7 +248,7 @@ def as_table(view: MachineView, on: Screen = PLAIN) -> str:
         _claim_section(view, on),
         _gpu_section(view, on),
         _nvlink_section(snapshot, on),
-        section(
+        screen_section(
             "NICS",
             NIC_HEADS,
             _pf_rows(view),
@@ -301,7 +301,7 @@ def _claim_section(view: MachineView, on: Screen) -> str:
         for key, device in shown.items()
     ]
     optional = ("PARENT", "LEAF")
-    return section("ALLOCATED BY CLAIMS", heads, rows, on, optional=optional) if rows else ""
+    return screen_section("ALLOCATED BY CLAIMS", heads, rows, on, optional=optional) if rows else ""
 
 
 def _gpu_section(view: MachineView, on: Screen) -> str:
@@ -310,7 +310,7 @@ def _gpu_section(view: MachineView, on: Screen) -> str:
     rows = [*_gpu_rows(view, uuids)]
     short = [*beginnings(uuids), *["-"] * (len(rows) - len(uuids))]
     absent = _absent(view.snapshot, "gpus")
-    return section(
+    return screen_section(
         "GPUS", heads, rows, on, shorter={"UUID": short}, optional=("NUMA", "MEMORY"), absent=absent
     )
 
@@ -357,7 +357,7 @@ def _nvlink_section(snapshot: Snapshot, on: Screen) -> str:
     if not any(gpu.nvlink_domain for gpu in snapshot.gpus):
         return ""
     rows = [(domain, ",".join(gpus)) for domain, gpus in indexes.items()]
-    return section("NVLINK", ("DOMAIN", "GPUS"), rows, on)
+    return screen_section("NVLINK", ("DOMAIN", "GPUS"), rows, on)
 
 
 def _pf_rows(view: MachineView) -> Iterable[Sequence[object]]:
@@ -413,7 +413,7 @@ def _affinity_section(view: MachineView, on: Screen) -> str:
     }
     heads = [view.nics.get(pf.pci_address) or names.get(pf.pci_address, pf.pci_address) for pf in pfs]
     rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in view.snapshot.gpus]
-    return section("PCIE AFFINITY", ("", *heads), rows, on) if pfs and rows else ""
+    return screen_section("PCIE AFFINITY", ("", *heads), rows, on) if pfs and rows else ""
 
 
 def _reasons(view: MachineView, on: Screen) -> str:

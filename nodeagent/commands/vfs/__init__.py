@@ -13,7 +13,7 @@ from nodeagent.console.options import (
     config_option,
     json_option,
     kubelet_dir_option,
-    load,
+    load_config,
 )
 from nodeagent.console.terminal import screen, tell
 
@@ -53,18 +53,18 @@ def add(add: Add) -> None:
 def _vfs_apply(options: argparse.Namespace) -> int:
     from nodeagent.commands.vfs import apply
 
-    config = load(options.config)
+    config = load_config(options.config)
     log_to_stderr(options.log_level or "info")
     result = apply.apply(config, options.root, force=options.force, kubelet_dir=options.kubelet_dir)
-    said = tell(apply.as_json(result, options.root) if options.json else apply.as_table(result, screen()))
+    said = tell(apply.vfs_json(result, options.root) if options.json else apply.vf_table(result, screen()))
     return GOOD if result.good and said else FAILED
 
 
 def _vfs_show(options: argparse.Namespace) -> int:
     from nodeagent.commands.vfs import apply
 
-    config = load(options.config)
+    config = load_config(options.config)
     log_to_stderr(options.log_level or "warning")
-    result = apply.show(config, options.root, options.kubelet_dir)
-    print(apply.as_json(result, options.root) if options.json else apply.as_table(result, screen()))
+    result = apply.read_vfs(config, options.root, options.kubelet_dir)
+    print(apply.vfs_json(result, options.root) if options.json else apply.vf_table(result, screen()))
     return GOOD

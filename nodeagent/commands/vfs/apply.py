@@ -3,7 +3,7 @@
 ``apply`` may be run again at any time: it reads first and changes only differences, one PF after the other. A PF
 that is refused or fails does not stop the others. ``wanted`` derives the target of a PF from the entries,
 ``vf_users`` finds the users of its VFs, and ``provision_pf`` has the steps, each of which a crash may follow.
-``show`` goes through the same steps without changes.
+``read_vfs`` goes through the same steps without changes.
 
 A PF with the default route is not changed, and neither is a PF without an SR-IOV capability. On a simulated machine
 only settings in files are applied; a note lists those that only a kernel has. A capture is not changed.
@@ -32,10 +32,10 @@ from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, spell, until
 from nodeagent.commands.vfs.vf_users import PodHolders, VfUsers
 from nodeagent.commands.vfs.wanted import wanted
-from nodeagent.console.json_document import document
+from nodeagent.console.json_document import json_document
 from nodeagent.console.options import KUBELET_DIR
 from nodeagent.console.running_sources import nics_of_machine
-from nodeagent.console.terminal import PLAIN, Screen, joined, remarks, section
+from nodeagent.console.terminal import PLAIN, Screen, joined, remarks, screen_section
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import INFINIBAND, Function, Link, Snapshot
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
@@ -62,7 +62,7 @@ class PfState(StrEnum):
     UNCHANGED = "unchanged"
     CHANGED = "changed"
     DIFFERS = "differs"
-    """only from ``show``: ``apply`` would change it"""
+    """only from ``read_vfs``: ``apply`` would change it"""
     HELD = "held"
     """only VFs that pods or programs hold differ; they stay as they are"""
     REFUSED = "refused"
@@ -137,7 +137,7 @@ def apply(
     return asyncio.run(_Run(config, tree, holders, wait_s, step_s, force=force, dry=False).result())
 
 
-def show(config: Config, root: Path, kubelet_dir: Path = Path(KUBELET_DIR)) -> VfsResult:
+def read_vfs(config: Config, root: Path, kubelet_dir: Path = Path(KUBELET_DIR)) -> VfsResult:
     tree = Tree(root)
     holders = PodHolders(tree, 0.0, kubelet_dir)
     return asyncio.run(_Run(config, tree, holders, 0.0, STEP_S, force=False, dry=True).result())
@@ -359,14 +359,14 @@ def _settings(tree: Tree, pf: Function) -> dict[int, VfSettings] | None:
 # --- the results ----------------------------------------------------------------------------------------
 
 
-def as_json(result: VfsResult, root: Path = Path("/")) -> str:
+def vfs_json(result: VfsResult, root: Path = Path("/")) -> str:
     """One object on one line. Absent values are null."""
-    return document({"good": result.good, **to_builtins(result)}, root, None)
+    return json_document({"good": result.good, **to_builtins(result)}, root, None)
 
 
-def as_table(result: VfsResult, on: Screen = PLAIN) -> str:
+def vf_table(result: VfsResult, on: Screen = PLAIN) -> str:
     parts = [
-        section(
+        screen_section(
             "PFS", ("NIC", "NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(result), on
         ),
         _vf_section(result, on),
@@ -384,7 +384,7 @@ def _vf_section(result: VfsResult, on: Screen) -> str:
         heads.insert(5, "GUID")
         for row, vf in zip(rows, functions, strict=True):
             row.insert(5, _guid(vf))
-    return section("VFS", heads, rows, on, optional=("DRIVER",))
+    return screen_section("VFS", heads, rows, on, optional=("DRIVER",))
 
 
 def _pf_rows(result: VfsResult) -> Iterable[Sequence[object]]:

@@ -20,7 +20,7 @@ NIC_RULES: tuple[Rule, ...] = tuple(
 )
 """The gravest first; the reasons of a PF have this order."""
 
-KEYS: tuple[str, ...] = tuple(rule.key for rule in NIC_RULES)
+NIC_RULE_KEYS: tuple[str, ...] = tuple(rule.key for rule in NIC_RULES)
 
 
 def default(key: str) -> Rule:

@@ -28,7 +28,7 @@ from nodeagent.host.gpu_driver import DriverMessage, GpuReading
 
 UNREADABLE_AFTER_S = 30.0
 """A GPU whose calls fail is first in doubt, and Unhealthy after this time (our own choice)."""
-DRIVER = "nvidia"
+NVIDIA_DRIVER = "nvidia"
 """The kernel driver whose GPUs NVML reads."""
 EXCLUDED_BY = "NVreg_ExcludedGpus"
 """The parameter of its kernel module that leaves GPUs out."""
@@ -69,8 +69,8 @@ class Whereabouts(NamedTuple):
             return "This GPU is not on the PCI bus; reseat it or reboot the node."
         if self.on_bus and driver is None:
             return f"No kernel driver is bound to this GPU{said}; check the kernel log (NVRM), then reset or reseat it."
-        if self.on_bus and driver != DRIVER:
-            return f"This GPU is bound to {driver}, so NVML cannot read it; bind it to {DRIVER}."
+        if self.on_bus and driver != NVIDIA_DRIVER:
+            return f"This GPU is bound to {driver}, so NVML cannot read it; bind it to {NVIDIA_DRIVER}."
         return f"The driver no longer reaches this GPU{said}; reset it or reboot the node."
 
 

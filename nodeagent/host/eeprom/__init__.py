@@ -20,13 +20,13 @@ _STANDARDS = {kind: standard for standard in (SFF8472, SFF8636, CMIS) for kind i
 
 
 def missing(image: Image) -> tuple[Area, ...]:
-    """The areas to read next; empty if ``decode`` has all it needs. Raises ``EepromError``."""
+    """The areas to read next; empty if ``decode_module`` has all it needs. Raises ``EepromError``."""
     standard = _standard(image)
     first = _left(image, standard.first)
     return first or _left(image, standard.further(image))
 
 
-def decode(image: Image) -> Module:
+def decode_module(image: Image) -> Module:
     """Pages beyond the first may be missing; their values are then absent. Raises ``EepromError``."""
     return _standard(image).decode(image)
 

@@ -14,7 +14,7 @@ from nodeagent.host.eeprom.image import (
     Medium,
     Module,
     Standard,
-    plausible,
+    plausible_thresholds,
 )
 
 _KINDS = {
@@ -98,7 +98,7 @@ def _limits(image: Image, can: bytes) -> dict[str, AlarmThresholds]:
         found["bias"] = _four([image.u16(2, 184 + 2 * i) * _scale(can[1]) for i in range(4)])
     if can[1] & 4:
         found["rx_power"] = _four([image.u16(2, 192 + 2 * i) * _MICROWATTS for i in range(4)])
-    return plausible(found)
+    return plausible_thresholds(found)
 
 
 def _four(values: list[float]) -> AlarmThresholds:

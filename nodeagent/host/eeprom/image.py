@@ -50,7 +50,7 @@ class AlarmThresholds:
     low_warning: float
 
 
-def plausible(found: dict[str, AlarmThresholds]) -> dict[str, AlarmThresholds]:
+def plausible_thresholds(found: dict[str, AlarmThresholds]) -> dict[str, AlarmThresholds]:
     """Return the thresholds that can be true. Without room between the alarms there are none: a module that has not
     filled its table has zeros. A warning that is not between the alarms, or not on its side of the other warning, is
     left to the alarm."""

@@ -17,7 +17,7 @@ from nodeagent.host.eeprom.image import (
     Medium,
     Module,
     Standard,
-    plausible,
+    plausible_thresholds,
 )
 
 _KINDS = {0x03: "SFP"}
@@ -78,7 +78,7 @@ class _Reading:
         found = {
             name: AlarmThresholds(*(read(at + 2 * i) for i in range(4))) for name, (at, read) in reads.items()
         }
-        return plausible(found)
+        return plausible_thresholds(found)
 
     def celsius(self, at: int) -> float:
         return self._linear(self._image.s16(0, at, DIAGNOSTICS), 84) * _DEGREES

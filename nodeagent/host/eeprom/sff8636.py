@@ -14,7 +14,7 @@ from nodeagent.host.eeprom.image import (
     Medium,
     Module,
     Standard,
-    plausible,
+    plausible_thresholds,
 )
 
 _KINDS = {0x0C: "QSFP", 0x0D: "QSFP+", 0x11: "QSFP28"}
@@ -91,7 +91,7 @@ def _limits(image: Image, measures: int) -> dict[str, AlarmThresholds]:
     }
     if measures & _TX_POWER_MEASURED:
         found["tx_power"] = four(192, _MICROWATTS)
-    return plausible(found)
+    return plausible_thresholds(found)
 
 
 SFF8636 = Standard(_KINDS, _FIRST, _further, _decode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from nodeagent.host.netlink.message import attributes, number, text
+from nodeagent.host.netlink.message import attribute_text, attributes, number
 from nodeagent.host.netlink.socket import HEADER_BYTES, GenericSocket
 
 _REPORTER_GET = 52
@@ -45,9 +45,9 @@ def reporter_of(payload: bytes) -> HealthReporter:
     attrs = attributes(payload, HEADER_BYTES)
     reporter = attributes(attrs.get(_REPORTER, b""))
     return HealthReporter(
-        pci_address=text(attrs.get(_DEVICE)) if text(attrs.get(_BUS)) == "pci" else None,
+        pci_address=attribute_text(attrs.get(_DEVICE)) if attribute_text(attrs.get(_BUS)) == "pci" else None,
         port=number(attrs.get(_PORT)),
-        name=text(reporter.get(_NAME)) or "",
+        name=attribute_text(reporter.get(_NAME)) or "",
         failing=number(reporter.get(_STATE)) == _STATE_ERROR,
         errors=number(reporter.get(_ERRORS)) or 0,
         recoveries=number(reporter.get(_RECOVERIES)) or 0,

@@ -14,7 +14,16 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from nodeagent.host.netlink.message import NetlinkError, attribute, attributes, listed, nest, number, u8, u32
+from nodeagent.host.netlink.message import (
+    NetlinkError,
+    attribute,
+    attributes,
+    listed_attributes,
+    nest,
+    number,
+    u8,
+    u32,
+)
 from nodeagent.host.netlink.socket import HEADER_BYTES, GenericSocket
 
 A = TypeVar("A", bound="PortAnswer")
@@ -218,14 +227,14 @@ _ETH_CTRL_* and _RMON_*."""
 def standard_of(payload: bytes) -> StandardCounters:
     """A driver states only what its hardware counts; many have an answer without a counter."""
     counts: dict[str, int] = {}
-    for kind, group in listed(payload, HEADER_BYTES):
+    for kind, group in listed_attributes(payload, HEADER_BYTES):
         if kind != 4:
             continue
         id_ = number(attributes(group).get(2))
         names = _GROUPS[id_] if id_ is not None and id_ < len(_GROUPS) else ()
-        for inner, statistic in listed(group):
+        for inner, statistic in listed_attributes(group):
             if inner == 4:
-                for which, raw in listed(statistic):
+                for which, raw in listed_attributes(statistic):
                     count = number(raw)
                     if which < len(names) and count is not None and count != _NOT_COUNTED:
                         counts[names[which]] = count

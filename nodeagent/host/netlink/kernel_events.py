@@ -16,7 +16,7 @@ from collections.abc import Callable
 from errno import ENOBUFS
 
 from nodeagent.host.fd import Closing, wait_readable
-from nodeagent.host.netlink.message import NetlinkError, attributes, messages, text
+from nodeagent.host.netlink.message import NetlinkError, attribute_text, attributes, messages
 from nodeagent.host.netlink.socket import subscribed
 
 __all__ = ["SUBSYSTEMS", "LinkEvents", "NetlinkError", "Uevents", "subsystem"]
@@ -109,7 +109,7 @@ def _concerns(datagram: bytes, matters: Callable[[str], bool]) -> bool:
             if kind not in (_NEWLINK, _DELLINK):
                 continue
             values = attributes(payload, _IFINFO_BYTES)
-            if _PARENT_NAME in values or matters(text(values.get(_NAME)) or ""):
+            if _PARENT_NAME in values or matters(attribute_text(values.get(_NAME)) or ""):
                 return True
     except NetlinkError:
         return True

@@ -57,7 +57,7 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         at += (length + 3) & ~3
 
 
-def listed(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
+def listed_attributes(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
     """Type and content of each attribute from ``at`` on, in order: for types that may repeat."""
     size = len(data)
     while at + 4 <= size:
@@ -97,7 +97,7 @@ def u32(value: int) -> bytes:
     return struct.pack("=I", value)
 
 
-def text(raw: bytes | None) -> str | None:
+def attribute_text(raw: bytes | None) -> str | None:
     return None if raw is None else raw.rstrip(b"\0").decode("utf-8", "surrogateescape")
 
 

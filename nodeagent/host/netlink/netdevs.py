@@ -20,10 +20,10 @@ from nodeagent.host.netlink.message import (
     TYPE_BITS,
     NetlinkError,
     attribute,
+    attribute_text,
     attributes,
-    listed,
+    listed_attributes,
     number,
-    text,
     u32,
 )
 from nodeagent.host.netlink.socket import NetlinkSocket
@@ -165,7 +165,7 @@ def netdev_of(payload: bytes) -> Netdev:
     return _netdev(payload, _link_attributes(payload, _PROPERTIES))
 
 
-def counters_of(payload: bytes) -> NetdevCounters:
+def netdev_counters(payload: bytes) -> NetdevCounters:
     """Decode an RTM_NEWLINK message with its counters."""
     return decode_link(payload).reading
 
@@ -254,29 +254,29 @@ def _netdev(payload: bytes, attrs: Mapping[int, bytes]) -> Netdev:
     _, hardware, ifindex, flags, _ = _LINK.unpack_from(payload)
     up = bool(flags & _IFF_UP)
     info = attributes(attrs.get(_LINKINFO, b""))
-    bus = text(attrs.get(_PARENT_BUS))
+    bus = attribute_text(attrs.get(_PARENT_BUS))
     carrier = attrs.get(_CARRIER)
     master = attrs.get(_MASTER)
     return Netdev(
         ifindex,
-        text(attrs.get(_NAME)) or "",
+        attribute_text(attrs.get(_NAME)) or "",
         hardware,
-        text(info.get(_INFO_KIND)),
+        attribute_text(info.get(_INFO_KIND)),
         attrs.get(_ADDRESS) or None,
         attrs.get(_PERMANENT_ADDRESS) or None,
         number(attrs.get(_MTU)),
         up,
         bool(carrier[0]) if up and carrier else None,
         bus,
-        text(attrs.get(_PARENT_NAME)) if bus == "pci" else None,
-        master is not None and any(master) and text(info.get(_INFO_SLAVE_KIND)) != "vrf",
+        attribute_text(attrs.get(_PARENT_NAME)) if bus == "pci" else None,
+        master is not None and any(master) and attribute_text(info.get(_INFO_SLAVE_KIND)) != "vrf",
     )
 
 
 def vfs_of(payload: bytes) -> tuple[VfTraffic, ...]:
     """Decode the VFs of an RTM_NEWLINK message; VFs without counters are left out."""
     vfs = []
-    for kind, info in listed(attributes(payload, _LINK.size).get(_VF_LIST, b"")):
+    for kind, info in listed_attributes(attributes(payload, _LINK.size).get(_VF_LIST, b"")):
         attrs = attributes(info) if kind == _VF_INFO else {}
         index, statistics = attrs.get(_VF_MAC, b""), attrs.get(_VF_STATISTICS)
         if len(index) < 4 or statistics is None:

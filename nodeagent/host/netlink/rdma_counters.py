@@ -5,7 +5,14 @@ Needs no capability. Constants: include/uapi/rdma/rdma_netlink.h.
 
 from __future__ import annotations
 
-from nodeagent.host.netlink.message import attribute, attributes, listed, number, text, u32
+from nodeagent.host.netlink.message import (
+    attribute,
+    attribute_text,
+    attributes,
+    listed_attributes,
+    number,
+    u32,
+)
 from nodeagent.host.netlink.socket import NetlinkSocket
 
 _PROTOCOL = 20  # NETLINK_RDMA
@@ -31,19 +38,19 @@ class RdmaCounters(NetlinkSocket):
     def read(self, index: int, port: int = 1) -> dict[str, int]:
         """Counters by the driver's names. Raises ``NetlinkRefusedError``: EOPNOTSUPP or EINVAL without any."""
         body = attribute(_DEV_INDEX, u32(index)) + attribute(_PORT, u32(port))
-        return counters_of(self.ask(_STAT_GET, body))
+        return rdma_counters_of(self.ask(_STAT_GET, body))
 
 
 def device_of(payload: bytes) -> tuple[int, str]:
     attrs = attributes(payload)
-    return number(attrs.get(_DEV_INDEX)) or 0, text(attrs.get(_DEV_NAME)) or ""
+    return number(attrs.get(_DEV_INDEX)) or 0, attribute_text(attrs.get(_DEV_NAME)) or ""
 
 
-def counters_of(payload: bytes) -> dict[str, int]:
+def rdma_counters_of(payload: bytes) -> dict[str, int]:
     counters = {}
-    for kind, entry in listed(attributes(payload).get(_COUNTERS, b"")):
+    for kind, entry in listed_attributes(attributes(payload).get(_COUNTERS, b"")):
         attrs = attributes(entry) if kind == _COUNTER else {}
-        name, value = text(attrs.get(_NAME)), number(attrs.get(_VALUE))
+        name, value = attribute_text(attrs.get(_NAME)), number(attrs.get(_VALUE))
         if name and value is not None:
             counters[name] = value
     return counters

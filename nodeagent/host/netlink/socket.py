@@ -24,13 +24,13 @@ from nodeagent.host.netlink.message import (
     NetlinkError,
     NetlinkRefusedError,
     attribute,
+    attribute_text,
     attributes,
     error_of,
-    listed,
+    listed_attributes,
     messages,
     number,
     request,
-    text,
 )
 
 T = TypeVar("T")
@@ -172,9 +172,9 @@ class GenericSocket(NetlinkSocket):
     def groups(self) -> dict[str, int]:
         """Return the multicast groups of the family, by name."""
         named = {}
-        for _, content in listed(self._description.get(_GROUPS, b"")):
+        for _, content in listed_attributes(self._description.get(_GROUPS, b"")):
             group = attributes(content)
-            name, id_ = text(group.get(_GROUP_NAME)), number(group.get(_GROUP_ID))
+            name, id_ = attribute_text(group.get(_GROUP_NAME)), number(group.get(_GROUP_ID))
             if name is not None and id_ is not None:
                 named[name] = id_
         return named

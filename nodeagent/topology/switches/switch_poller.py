@@ -21,7 +21,7 @@ from typing import Protocol
 from nodeagent.base.backoff import jittered
 from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.fabric.reports import shown
-from nodeagent.fabric.switch_keys import full, short
+from nodeagent.fabric.switch_keys import full_key, short
 from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor, UplinkRule, find_uplinks, is_same
 from nodeagent.topology.switches.credentials import SwitchCredentials, read_credentials
 from nodeagent.topology.switches.switch_reading import SwitchError, SwitchReading
@@ -235,5 +235,5 @@ class _Round:
 
 
 def _forms(name: str) -> tuple[str, ...]:
-    whole = full(name)
+    whole = full_key(name)
     return (whole, short(whole)) if short(whole) != whole else (whole,)

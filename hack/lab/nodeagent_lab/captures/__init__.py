@@ -32,5 +32,5 @@ def _decode(options: argparse.Namespace) -> int:
             for line in lines(file.read, options.json):
                 print(line, flush=True)
     except PcapError as error:
-        raise UserFileError(user_files.name_of(options.file), str(error), expected) from error
+        raise UserFileError(user_files.source_name(options.file), str(error), expected) from error
     return GOOD

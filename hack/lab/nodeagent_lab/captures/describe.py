@@ -27,7 +27,7 @@ from nodeagent.lldp.lldpdu import (
     Med,
     capability_words,
 )
-from nodeagent.lldp.lldpdu_codec import decode
+from nodeagent.lldp.lldpdu_codec import decode_lldpdu
 from nodeagent_lab.captures.pcap import Capture, Packet, lldp_frames
 
 Json = dict[str, Any]
@@ -57,7 +57,7 @@ def _described(packet: Packet, frame: Frame) -> Json:
     if len(packet.data) < packet.length:
         cut = f"the capture kept {len(packet.data)} of {packet.length} bytes"
     try:
-        pdu = decode(frame.data, frame.offset)
+        pdu = decode_lldpdu(frame.data, frame.offset)
     except LldpError as error:
         return {"frame": packet.number, "error": f"{error} ({cut})" if cut else str(error)}
     output |= describe(pdu)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 
-from nodeagent.lldp.ethernet import LLDP, Frame, payload
+from nodeagent.lldp.ethernet import LLDP_ETHERTYPE, Frame, payload
 
 ETHERNET = 1
 COOKED = 113
@@ -101,7 +101,7 @@ def lldp_frame(packet: Packet) -> Frame | None:
         offset += 18
     else:
         return None
-    return Frame(destination, source, vlans, data, offset) if ethertype == LLDP else None
+    return Frame(destination, source, vlans, data, offset) if ethertype == LLDP_ETHERTYPE else None
 
 
 class _Stream:

@@ -135,7 +135,7 @@ def _check_model(machine: str) -> None:
             raise user_files.UserFileError(machine, str(error), "the name of a machine, or a file") from error
         return
     expected = "a machine model; nodeagent_lab/sim/machines has examples"
-    content = user_files.read(machine, expected, MODEL_MAX)
+    content = user_files.read_user_file(machine, expected, MODEL_MAX)
     user_files.refuse_unless_utf8(content, machine, expected)
     try:
         blueprint.parse(content.decode(), machine)

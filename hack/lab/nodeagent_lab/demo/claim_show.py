@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from nodeagent.commands.claim import NEAR_BY, ClaimRequest, text
+from nodeagent.commands.claim import NEAR_BY, ClaimRequest, claim_yaml
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import SPEC_PREFIX
 from nodeagent.kube import access
@@ -123,7 +123,7 @@ class ClaimShow(DemoSteps):
         request = ClaimRequest.checked(
             str(SHARE_GIB), 1, near=True, near_rail=None, name="near-pair", near_by=self._near_by
         )
-        self._template = text(request).partition("---\n")[0]
+        self._template = claim_yaml(request).partition("---\n")[0]
         self.say(*self._template.splitlines(), "")
         for name in ("trainer-a", "trainer-b"):
             await self._allocate(name)

@@ -25,7 +25,7 @@ from nodeagent.cluster.cluster_settings import ClusterSettings, EvictSettings
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.evictions import Causes, Evictions, EvictionTaint, failed_device_causes
 from nodeagent.cluster.held_pods import HeldPods
-from nodeagent.cluster.node_report import NodeReporter, Rails
+from nodeagent.cluster.node_report import NodeReporter, RailByAddress
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
@@ -141,7 +141,7 @@ class Replica:
 class DemoCluster:
     """``folder`` receives certificates, kubeconfigs and logs. Leaving the context ends everything."""
 
-    def __init__(self, folder: Path, fabric: Fabric, rails: Rails) -> None:
+    def __init__(self, folder: Path, fabric: Fabric, rails: RailByAddress) -> None:
         self.fabric = fabric
         self._folder, self._rails = folder, rails
         self._patience_s = PATIENCE_S + len(fabric.nodes) * LABEL_S

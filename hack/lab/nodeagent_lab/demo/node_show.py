@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nodeagent.agent_config import Config
 from nodeagent.base.supervise import beside
-from nodeagent.commands.scan.listing import as_table, scan_once
+from nodeagent.commands.scan.listing import machine_table, scan_machine
 from nodeagent.console.running_sources import sentences, unanswered
 from nodeagent.facts.allocation import Devices
 from nodeagent_lab.demo.demo_steps import DemoError, DemoSteps, command, free_port, printed, running, tail
@@ -101,7 +101,7 @@ class NodeShow(DemoSteps):
 
     async def _show_machine(self) -> None:
         self.step("What the agent finds (`nodeagent scan`)")
-        scan = await scan_once(Config(), self._root)
+        scan = await scan_machine(Config(), self._root)
         if missing := unanswered(scan.snapshot.stale_sources):
             why = "; ".join(sentences(missing))
             raise DemoError(
@@ -109,7 +109,7 @@ class NodeShow(DemoSteps):
             )
         self._offered = {resource: devices for resource, devices in scan.resources if devices}
         self._netdevs = {link.pci_address: link.netdev for link in scan.snapshot.links}
-        self.say(*as_table(scan).splitlines(), "")
+        self.say(*machine_table(scan).splitlines(), "")
 
     async def _plug_in(self, stack: contextlib.AsyncExitStack) -> None:
         """Connect the NICs to simulated switches, if namespaces are allowed. The agent then runs in one."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import Capabilities, ChassisId, Lldpdu, ManagementAddress, PortId
-from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.lldpdu_codec import encode_lldpdu
 from nodeagent_lab.sim.netns import Netns, veth
 
 FAST_S = 1.0
@@ -57,7 +57,7 @@ class SwitchPort:
             management_addresses=(ManagementAddress(1, bytes((192, 0, 2, rail))),),
             maximum_frame_size=9216,
         )
-        return build_frame(NEAREST_BRIDGE, self.mac, encode(pdu))
+        return build_frame(NEAREST_BRIDGE, self.mac, encode_lldpdu(pdu))
 
 
 def rails(netdevs: Mapping[int, str], port: int = 1) -> tuple[SwitchPort, ...]:
