@@ -38,14 +38,14 @@ from nodeagent.base.change_log import CONTROLLER_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
 from nodeagent.base.kept_changes import ChangesKeeper
 from nodeagent.base.supervise import end_tasks, ending_signals, first_cause, keep
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
+from nodeagent.fabric_in_force import FabricInForce, FabricParts, make_parts
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.controller_pages import ControllerPages, ReplicaWrites
-from nodeagent.topology.fabric_in_force import FabricInForce, FabricParts, make_parts
 from nodeagent.topology.hypernodes import FabricEvents, HyperNodeWriter, TreeResult
 from nodeagent.topology.kept_objects import KeptObjects
 from nodeagent.topology.mirrors import ClusterMirror

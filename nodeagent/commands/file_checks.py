@@ -12,9 +12,9 @@ from nodeagent.config.faults import ConfigError, ConfigFault, FaultList, HaltErr
 from nodeagent.config.followed_configuration import configuration_text, read_at_start
 from nodeagent.config.yaml_tree import locate, parse
 from nodeagent.fabric.topology_file import Topology, load_topology
+from nodeagent.fabric_file import read_fabric
 from nodeagent.health.cabling import PlanError, of_node
 from nodeagent.sources.cabling_plan import LIMITS
-from nodeagent.topology.fabric_file import read_fabric
 
 KINDS = ("NodeAgentConfig", "FabricConfig", "FabricTopology")
 FAULTS_MAX = 100

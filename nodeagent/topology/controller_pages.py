@@ -16,9 +16,11 @@ import msgspec
 from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.config.formats import host_port
+from nodeagent.controller_config import MapSettings
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.maintenance import ends
 from nodeagent.fabric.nodelinks import NodeLink, VfHolder
+from nodeagent.fabric_in_force import FabricInForce
 from nodeagent.facts.remedies import runbook_links
 from nodeagent.health.rules import rule_words
 from nodeagent.kube.client import ApiClient, ApiError
@@ -26,8 +28,6 @@ from nodeagent.kube.lease import Lease
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.metrics.controller_metrics import ControllerInput, PlanProgress, render
 from nodeagent.metrics.text_format import PLAIN, negotiate
-from nodeagent.topology.controller_config import MapSettings
-from nodeagent.topology.fabric_in_force import FabricInForce
 from nodeagent.topology.hypernodes import HyperNodeWriter
 from nodeagent.topology.mirrors import NAME_MAX
 from nodeagent.topology.node_labels import NodeLabeler

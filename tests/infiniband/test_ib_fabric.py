@@ -14,8 +14,8 @@ from nodeagent.fabric.hypernode import DERIVED_FROM
 from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.topology_file import Topology
+from nodeagent.fabric_file import read_fabric
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
-from nodeagent.topology.fabric_file import read_fabric
 from tests.support.fabrics import partition
 
 RULES = FabricRules(hysteresis=IMMEDIATE)

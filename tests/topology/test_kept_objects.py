@@ -12,12 +12,12 @@ from typing import Any, Literal
 import pytest
 from msgspec import structs
 
+from nodeagent.controller_config import FabricConfig, SlurmSettings
 from nodeagent.fabric import PlanOutcome
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, HyperNode
 from nodeagent.fabric.topology_file import NO_TOPOLOGY
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.topology.controller_config import FabricConfig, SlurmSettings
 from nodeagent.topology.kept_objects import (
     AT_ONCE,
     CHECK_S,

@@ -18,13 +18,13 @@ from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.supervise import Fatal, beside, keep
 from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.config.in_force import adopted
+from nodeagent.controller_config import FabricConfig, Output
 from nodeagent.fabric import Planner
 from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.topology_file import Topology
+from nodeagent.fabric_file import read_fabric
 from nodeagent.kube.client import ApiClient
 from nodeagent.topology.cluster_jobs import ClusterJobs
-from nodeagent.topology.controller_config import FabricConfig, Output
-from nodeagent.topology.fabric_file import read_fabric
 from nodeagent.topology.hypernodes import OverlapMarker
 from nodeagent.topology.kept_objects import (
     ANNOTATED,

@@ -9,9 +9,9 @@ from pathlib import Path
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.config.followed_configuration import configuration_text
 from nodeagent.config.settings_file import Remark, unsaid
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
-from nodeagent.topology.controller_config import FabricConfig, load_fabric
 
 
 def read_fabric(file: Path | None, remark: Remark = unsaid) -> tuple[FabricConfig, Topology]:
