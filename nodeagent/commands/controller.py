@@ -68,7 +68,7 @@ def _lease(text: str) -> float:
 def _controller(options: argparse.Namespace) -> int:
     from nodeagent import controller
     from nodeagent.config.followed_configuration import read_at_start
-    from nodeagent.fabric_file import read_fabric
+    from nodeagent.controller_config import read_fabric
     from nodeagent.kube.access import in_cluster, kubeconfig
 
     file: Path | None = options.fabric

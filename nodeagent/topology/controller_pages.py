@@ -10,17 +10,16 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
 from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.config.formats import host_port
-from nodeagent.controller_config import MapSettings
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.maintenance import ends
 from nodeagent.fabric.nodelinks import NodeLink, VfHolder
-from nodeagent.fabric_in_force import FabricInForce
 from nodeagent.facts.remedies import runbook_links
 from nodeagent.health.rules import rule_words
 from nodeagent.kube.client import ApiClient, ApiError
@@ -31,17 +30,28 @@ from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.topology.hypernodes import HyperNodeWriter
 from nodeagent.topology.mirrors import NAME_MAX
 from nodeagent.topology.node_labels import NodeLabeler
+from nodeagent.topology.parts import FabricParts
 from nodeagent.topology.write_log import WriteLog
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.history_page import history_page
 from nodeagent.web.live_document import JSON_TYPE, LiveDocument
 from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.ui_pages import PREFIX, UiPages
-from nodeagent.web.web_settings import AccessSettings
+from nodeagent.web.web_settings import AccessSettings, MapSettings
 
 NODE_NAME_MAX = 253
 PODS_FOUND_MAX = 12
 """Results of a search, as many as the page shows."""
+
+
+class InForce(Protocol):
+    """``FabricInForce``: the parts, and the first fault of the file; empty while its content is in force."""
+
+    @property
+    def parts(self) -> FabricParts: ...
+
+    @property
+    def fault(self) -> str: ...
 
 
 class ReplicaWrites(msgspec.Struct, frozen=True):
@@ -66,7 +76,7 @@ class ControllerPages:
     def __init__(
         self,
         settings: MapSettings,
-        fabric: FabricInForce,
+        fabric: InForce,
         lease: Lease,
         progress: PlanProgress,
         writes: ReplicaWrites,

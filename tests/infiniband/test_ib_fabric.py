@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.controller_config import read_fabric
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from nodeagent.fabric.fabric_settings import FabricSelect
 from nodeagent.fabric.hypernode import DERIVED_FROM
 from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.topology_file import Topology
-from nodeagent.fabric_file import read_fabric
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
 from tests.support.fabrics import partition
 

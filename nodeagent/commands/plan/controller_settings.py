@@ -12,9 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from nodeagent.config.faults import ConfigError, ConfigFault
-from nodeagent.controller_config import FabricConfig
+from nodeagent.controller_config import FabricConfig, fabric_of
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
-from nodeagent.fabric_file import fabric_of
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS, Meta, Partial, Resource
 

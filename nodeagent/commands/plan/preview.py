@@ -27,7 +27,7 @@ from nodeagent.commands.plan.objects import Objects, store_object
 from nodeagent.console import user_files
 from nodeagent.console.terminal import note
 from nodeagent.console.user_files import UserFileError
-from nodeagent.controller_config import FabricConfig
+from nodeagent.controller_config import FabricConfig, read_fabric
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import LEAF
@@ -37,7 +37,6 @@ from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.rail_suspects import AGREE_S
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
-from nodeagent.fabric_file import read_fabric
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, RAIL_PARTNERS, Partial, Resource
