@@ -152,8 +152,8 @@ def sentence(fault: Fault, function: Function, netdev: str | None = None) -> str
             return f"{function_name(function)} has no GUID and reaches no peer; {how}"
         case Fault.IOMMU_GROUP_MISSING:
             return (
-                f"{function_name(function)} is bound to {function.driver} and has no IOMMU group, so no container can have "
-                "it: enable the IOMMU, or the no-IOMMU mode of vfio"
+                f"{function_name(function)} is bound to {function.driver} and has no IOMMU group, so no container can "
+                "have it: enable the IOMMU, or the no-IOMMU mode of vfio"
             )
         case Fault.LINK_UNSEEN:
             return f"{name} does not report whether it has carrier"

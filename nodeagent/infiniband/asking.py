@@ -49,8 +49,8 @@ class IbPortState(msgspec.Struct, frozen=True):
 
 
 class UnansweredQuestions(msgspec.Struct, frozen=True):
-    """A port whose peer has not answered: state and LID, how many questions (``ASK_TRIES``: it is left alone), and when the
-    next one is due."""
+    """A port whose peer has not answered: state and LID, how many questions (``ASK_TRIES``: it is left alone), and when
+    the next one is due."""
 
     state: int | None
     lid: int | None

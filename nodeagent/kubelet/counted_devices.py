@@ -23,8 +23,8 @@ COUNT_LOOK_S = 20.0
 SECOND_LOOK_S = 3.0
 """To the second look. The kubelet takes milliseconds for a message, and 80,000 devices some hundred."""
 OWN_IDS_S = 30.0
-"""IDs that are all ours, or none, mostly mean a kubelet that has not taken our last message yet. With ``COUNT_LOOK_S`` and
-``SECOND_LOOK_S`` another plugin that offers some of them, or that has come and gone, is told within a minute."""
+"""IDs that are all ours, or none, mostly mean a kubelet that has not taken our last message yet. With ``COUNT_LOOK_S``
+and ``SECOND_LOOK_S`` another plugin that offers some of them, or that has come and gone, is told within a minute."""
 
 
 class Verdict(Enum):

@@ -97,7 +97,8 @@ async def test_a_link_a_node_and_a_switch_are_maintained_listed_and_ended(
 async def test_what_is_named_again_is_replaced_and_what_is_over_goes(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (server, verb):
         server.put({"apiVersion": "v1", "kind": "Node",
-                    "metadata": {"name": "node-00", "annotations": {MAINTENANCE_LABEL: EXPIRED, "a": "b"}}})  # fmt: skip
+                    "metadata": {"name": "node-00", "annotations": {
+                        MAINTENANCE_LABEL: EXPIRED, "a": "b"}}})  # fmt: skip
         for until in ("2h", "3h"):
             assert await verb("node-00/nic1", "--until", until) == 0
         assert await verb("node-00", "--until", "1h") == 0
@@ -171,7 +172,8 @@ async def test_on_the_node_itself_a_link_needs_no_other_name(
 async def test_a_wrong_annotation_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with cluster(tmp_path) as (server, verb):
         server.put({"apiVersion": "v1", "kind": "Node",
-                    "metadata": {"name": "node-00", "annotations": {MAINTENANCE_LABEL: '[{"until":"x"}]'}}})  # fmt: skip
+                    "metadata": {"name": "node-00", "annotations": {
+                        MAINTENANCE_LABEL: '[{"until":"x"}]'}}})  # fmt: skip
         assert await verb() == 0
         assert "of the Node node-00 is wrong and partly ignored: entry 1" in capsys.readouterr().err
 
