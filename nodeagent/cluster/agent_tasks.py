@@ -191,14 +191,14 @@ async def run_agent_tasks(agent: AgentState, node_access: NodeAccess, settled: a
     """Run the enabled parts until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
     from nodeagent.cluster.event_writer import NoticeBoard
-    from nodeagent.cluster.evictions import PER_S, EvictionTaint
+    from nodeagent.cluster.evictions import EVICTIONS_PER_S, EvictionTaint
     from nodeagent.kube.access import node_of
     from nodeagent.kube.client import ApiClient
 
     access, node = node_access.access, node_access.node
     client = ApiClient(access)
     owner = node_of(await BoundedCalls("token", _TOKEN_S).run(access.authorization))
-    rate, taint = RateLimit(1, PER_S), EvictionTaint()
+    rate, taint = RateLimit(1, EVICTIONS_PER_S), EvictionTaint()
     writing = Writing(agent, client, node, access.namespace, owner, NoticeBoard(), rate, taint)
     tasks = {part.name: part.make(writing) for part in PARTS if part.enabled(agent)}
     log.info("Writing to the API server. node=%s parts=%s", node, ",".join(tasks))

@@ -41,7 +41,7 @@ BURST, PER_S = 10, 0.5
 SPREAD_S = (2.0, 30.0)
 CONFLICT_S, REFUSED_S = (2.0, 120.0), (60.0, 3600.0)
 """The first and the longest wait before refused entries are sent again."""
-LOOK_S = 60.0
+STATUS_LOOK_S = 60.0
 """How often the facts are compared without any change."""
 DROPPED = "does not keep status.devices: its feature gate DRAResourceClaimDeviceStatus is off"
 
@@ -98,7 +98,7 @@ class ClaimStatusWriter:
             self._due.pop(key, None)
         devices = {device.name: device for device in self._offer.current.known()}
         functions = {function.pci_address: function for function in self._inventory.snapshot.functions}
-        wait_s = LOOK_S
+        wait_s = STATUS_LOOK_S
         for key, record in records.items():
             entries = device_statuses(record, devices, functions)
             now, refusal = self._now(), self._refused.get(key)

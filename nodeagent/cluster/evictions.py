@@ -45,7 +45,7 @@ from nodeagent.sharing.over_use import OverUse
 
 log = logging.getLogger(__name__)
 
-PER_S = 0.1
+EVICTIONS_PER_S = 0.1
 """The turns of all causes together."""
 _AGAIN_S = 300.0
 """Until a pod that was asked to end is looked at again."""
@@ -265,7 +265,7 @@ class Evictions:
         self._taint, self._asked_at = taint, float("-inf")
         self._node, self._budget_s = node, budget_s
         self._tell = partial((board or NoticeBoard()).post, part)
-        self._rate = rate or RateLimit(1, PER_S)
+        self._rate = rate or RateLimit(1, EVICTIONS_PER_S)
         self._retry = ApiRetry("A pod cannot be evicted", delivery)
         self._refusals: dict[tuple[PodName, str], Backoff] = {}
         self._notices: dict[tuple[PodName, str], tuple[Notice, Notice]] = {}

@@ -76,7 +76,7 @@ def _check(options: argparse.Namespace) -> int:
     from nodeagent.console.agent_query import AgentQueryError, ask_for
     from nodeagent.console.json_document import json_document
     from nodeagent.console.terminal import note
-    from nodeagent.rails.rail_burst import LATE_S, PATIENCE_S
+    from nodeagent.rails.rail_burst import PATIENCE_S, PROBE_LATE_S
     from nodeagent.rails.rail_views import BurstResult
 
     decoder: msgspec.json.Decoder[BurstResult] = msgspec.json.Decoder(BurstResult)
@@ -87,7 +87,7 @@ def _check(options: argparse.Namespace) -> int:
             page,
             load_config(options.config),
             options.root,
-            options.seconds + PATIENCE_S + LATE_S + 5,
+            options.seconds + PATIENCE_S + PROBE_LATE_S + 5,
         )
     except AgentQueryError as error:
         note(str(error))

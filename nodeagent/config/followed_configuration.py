@@ -1,8 +1,8 @@
 """Follow a configuration file: read it when it changes, and keep the running configuration if it cannot be used.
 
 The kubelet updates a ConfigMap by renaming a link in the folder of the file, so folders are watched. While the file
-cannot be used it is read again after ``RETRY_S`` too: its folder may have been replaced, or the reason of the refusal
-may have ended.
+cannot be used it is read again after ``CONFIG_RETRY_S`` too: its folder may have been replaced, or the reason of the
+refusal may have ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _READ_S = 2.0
 _START_S = 10.0
-RETRY_S = 10.0
+CONFIG_RETRY_S = 10.0
 
 
 def configuration_text(path: Path) -> str:
@@ -82,7 +82,7 @@ class FollowedConfiguration(Generic[T]):
                         await self._reads.run(self._watch, watching)
                     await self._apply()  # at first too: the file may have changed since the start
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(RETRY_S if self.fault else None):
+                        async with asyncio.timeout(CONFIG_RETRY_S if self.fault else None):
                             await either(watching.changes(), self._reload.wait())
                     self._reload.clear()
         except InotifyError as error:

@@ -29,7 +29,7 @@ Fetch = Callable[[], tuple[T | None, str]]
 """Ask the agent: return its answer and its place, or ``None`` and why none answers. Raises ``AgentQueryError``."""
 
 FETCH_S = 5.0
-AGAIN_S = 1.0
+ASK_AGAIN_S = 1.0
 """Between two questions of a verb that watches or waits."""
 _FILE_MAX = 1 << 20
 
@@ -93,9 +93,9 @@ async def follow_agent(
     Raises ``AgentQueryError`` when the agent ends."""
     while True:
         yield answer
-        before, answer = answer, await _again(fetch, AGAIN_S)
+        before, answer = answer, await _again(fetch, ASK_AGAIN_S)
         while same(before, answer):
-            answer = await _again(fetch, AGAIN_S)
+            answer = await _again(fetch, ASK_AGAIN_S)
 
 
 async def wait_for(answer: T, fetch: Fetch[T], wait_s: float, waits: Callable[[T], object]) -> T:
@@ -103,7 +103,7 @@ async def wait_for(answer: T, fetch: Fetch[T], wait_s: float, waits: Callable[[T
     now = asyncio.get_running_loop().time
     end = now() + wait_s
     while now() < end and waits(answer):
-        answer = await _again(fetch, min(AGAIN_S, end - now()))
+        answer = await _again(fetch, min(ASK_AGAIN_S, end - now()))
     return answer
 
 

@@ -29,6 +29,7 @@ from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shorte
 from nodeagent.doctor.kubelet_checks import KubeletFacts
 from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
 from nodeagent.doctor.reads import version
+from nodeagent.fabric.hypernode import SOURCE_LABEL
 from nodeagent.fabric.nodelinks import API_VERSION, LinkNeighbor, NodeLink, NodeLinks, Wire
 from nodeagent.facts.model import LINK_STATES, Snapshot
 from nodeagent.kinds import DeviceKind
@@ -176,7 +177,6 @@ _GROUPS = {
 }
 """The versions of our manifests, the preferred one first."""
 _OURS = "nodeagent"
-SOURCE_LABEL = "volcano.sh/network-topology-source"
 VOLCANO_NAMESPACE = "volcano-system"
 _CONTROLLER_CONF = "volcano-controller.conf"
 _TIMEOUT_S = 5.0
@@ -222,7 +222,7 @@ class NodeFacts:
 class ClusterFacts:
     """``error``: nothing could be read. ``served``: version and plurals of each group; ``None``: not served.
     ``other``: the served versions where the expected one is missing. ``checked``: roles whose rights were reviewed.
-    ``lacking``: parts of a report that the definition of NodeLinks lacks.
+    ``lacking_parts``: parts of a report that the definition of NodeLinks lacks.
     ``dra``: claims; ``None`` where the cluster has none.
     ``absent``: name of the Node if it does not exist. ``hidden``: objects that may not be read.
     """
@@ -245,7 +245,7 @@ class ClusterFacts:
     dra: dra_checks.DraFacts | None = None
 
 
-async def read_cluster(where: ClusterOptions) -> ClusterFacts | None:
+async def read_cluster_facts(where: ClusterOptions) -> ClusterFacts | None:
     """``None`` where no cluster is configured."""
     pod = False
     try:
@@ -287,7 +287,7 @@ class _ClusterReader:
         facts = ClusterFacts(access.server, self._namespace, None, served, other, checked, denied)
         if served["nodeagent.io"] is not None:
             definition = await self._get(_DEFINITIONS, DEFINITION, "the definition of NodeLinks")
-            facts = replace(facts, lacking=lacking(definition) if definition is not None else ())
+            facts = replace(facts, lacking=lacking_parts(definition) if definition is not None else ())
         if served["topology.volcano.sh"] is not None:
             facts = replace(facts, foreign=await self._foreign(), discoverers=await self._discoverers())
         if where.node is not None:
@@ -464,7 +464,7 @@ def token_subject(authorization: str) -> str:
 DEFINITION = "nodelinks.nodeagent.io"
 
 
-def lacking(definition: Mapping[str, Any]) -> tuple[str, ...]:
+def lacking_parts(definition: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields of a report and its links, and the states, that the definition lacks: ``links[].state (unused)``."""
     versions = _at(definition, "spec", "versions")
     for served in versions if isinstance(versions, list) else ():

@@ -32,7 +32,7 @@ CNI_DEVICE, CNI_RESOURCE = "k8s.cni.cncf.io/deviceID", "k8s.cni.cncf.io/resource
 without them in any claim (multus-cni, pkg/draclient), so GPUs have them too."""
 
 
-class LinkPlace(msgspec.Struct, frozen=True):
+class LinkEnds(msgspec.Struct, frozen=True):
     """The last known speed of a link in Mbit/s, and the name of its leaf switch."""
 
     speed_mbps: int | None = None
@@ -40,14 +40,14 @@ class LinkPlace(msgspec.Struct, frozen=True):
 
 
 class LinkMemory:
-    """The last known ``LinkPlace`` of each PF, by PCI address.
+    """The last known ``LinkEnds`` of each PF, by PCI address.
 
     A leaf is replaced only by a neighbor that has sent more than one frame; missing frames change nothing. So the
     restart of a switch writes no slice.
     """
 
     def __init__(self) -> None:
-        self._places: dict[str, LinkPlace] = {}
+        self._places: dict[str, LinkEnds] = {}
         self.leaf_group: str | None = None
         """The last known leaf group of the node."""
 
@@ -61,16 +61,16 @@ class LinkMemory:
                 self.leaf_group = self.leaf_group or (attributes.get(LEAF_GROUP) or {}).get("string")
                 speed = (attributes.get(SPEED) or {}).get("int")
                 if address and address not in self._places:
-                    self._places[address] = LinkPlace(speed, leaf)
+                    self._places[address] = LinkEnds(speed, leaf)
 
-    def places(self, snapshot: Snapshot) -> Mapping[str, LinkPlace]:
+    def places(self, snapshot: Snapshot) -> Mapping[str, LinkEnds]:
         """The place of each PF now."""
         first: dict[str, Neighbor] = {}
         for neighbor in snapshot.neighbors:
             first.setdefault(neighbor.link, neighbor)
         for link in snapshot.links:
-            last = self._places.get(link.pci_address, LinkPlace())
-            self._places[link.pci_address] = LinkPlace(
+            last = self._places.get(link.pci_address, LinkEnds())
+            self._places[link.pci_address] = LinkEnds(
                 link.speed_mbps or last.speed_mbps, _leaf(first.get(link.netdev), last.leaf)
             )
         return self._places
@@ -79,7 +79,7 @@ class LinkMemory:
 def published(
     device: DraDevice,
     snapshot: Snapshot,
-    places: Mapping[str, LinkPlace] = {},
+    places: Mapping[str, LinkEnds] = {},
     leaf_group: str | None = None,
     *,
     for_multus: bool = False,
@@ -96,7 +96,7 @@ def published(
         attributes = _gpu_attributes(device)
     else:
         pf = device.pf
-        place = places.get(pf.pci_address, LinkPlace())
+        place = places.get(pf.pci_address, LinkEnds())
         attributes = _pf_attributes(device, links.get(pf.pci_address), place, leaf_group)
     if for_multus:
         attributes |= {CNI_DEVICE: attributes[PCI_BUS_ID], CNI_RESOURCE: device.kind.resource}
@@ -138,7 +138,7 @@ def _mig_attributes(place: MigPlace) -> dict[str, str | int | bool | None]:
 
 
 def _pf_attributes(
-    device: PfDevice, link: Link | None, place: LinkPlace, leaf_group: str | None
+    device: PfDevice, link: Link | None, place: LinkEnds, leaf_group: str | None
 ) -> dict[str, str | int | bool | None]:
     pf, vf = device.pf, device.vf
     function = vf or pf

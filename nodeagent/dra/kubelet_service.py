@@ -50,7 +50,7 @@ DEADLINE_S = 40.0
 HEALTH_S = 10.0
 """The kubelet takes the health for unknown after 30 s without a message (healthinfo.go)."""
 _MESSAGE_MAX = 1024  # bytes of the message of a device's health
-LOOK_S = 5.0
+HEALTH_LOOK_S = 5.0
 _SOCKET = f"{DRIVER}-reg.sock"
 """Ours in the folder of registrations."""
 UNWATCHED_S = 30.0
@@ -91,7 +91,7 @@ class DraService:
         watching = asyncio.create_task(self._watch_folders(), name="dra-folders")
         try:
             while True:
-                pause_s = LOOK_S
+                pause_s = HEALTH_LOOK_S
                 try:
                     await self._serve()
                     await self._look_for_rivals()
@@ -151,7 +151,7 @@ class DraService:
         await self._serve()
 
     async def _watch_folders(self) -> None:
-        """Look at once if a file of the folders is removed or made; ``LOOK_S`` is enough without this."""
+        """Look at once if a file of the folders is removed or made; ``HEALTH_LOOK_S`` is enough without this."""
         with suppress(InotifyError), FolderWatch() as watching:
             make_folder(self.folder, 0o750)
             for folder in (self.folder, self._registry):

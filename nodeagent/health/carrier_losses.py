@@ -26,7 +26,7 @@ COUNTERS = (*PHY_COUNTERS, KERNEL_COUNTER)
 losses that a driver makes to apply a change."""
 ADMINISTRATION = "administration"
 """The counter of changes by an administrator, with one key for each kind of change."""
-SETTLE_S = 60.0
+LINK_SETTLE_S = 60.0
 """The default settle time. NVIDIA's and Intel's procedures clear the error counters after link training and wait for
 minutes before they read a bit error ratio. A change by an administrator is over after seconds."""
 _LOSSES_MAX = 64

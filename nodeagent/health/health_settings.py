@@ -7,7 +7,7 @@ import msgspec
 
 from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, listed, setting
-from nodeagent.health.carrier_losses import SETTLE_S
+from nodeagent.health.carrier_losses import LINK_SETTLE_S
 from nodeagent.health.hold import ceiling
 from nodeagent.health.rule import Rule
 from nodeagent.health.rules import NIC_RULE_KEYS, NIC_RULES, default
@@ -120,7 +120,7 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
             "Seconds after the carrier has returned in which bit errors of link training do not count; and after a "
             "change of MTU, rings, channels, pauses, VFs or driver, in which a lost carrier is no flap."
         ),
-    ] = SETTLE_S
+    ] = LINK_SETTLE_S
     guard: Annotated[
         GuardSettings, setting("Limit on how many devices one source can make Unhealthy at once.")
     ] = GuardSettings()

@@ -39,8 +39,8 @@ from nodeagent.health.carrier_losses import (
     COUNTERS,
     DAY_S,
     KERNEL_COUNTER,
+    LINK_SETTLE_S,
     PHY_COUNTERS,
-    SETTLE_S,
     CarrierLosses,
     CarrierSettings,
     Loss,
@@ -74,7 +74,7 @@ class NicState(JudgedDevice):
 
     kind = "nic"
 
-    def __init__(self, function: Function, rules: Sequence[Rule], settle_s: float = SETTLE_S) -> None:
+    def __init__(self, function: Function, rules: Sequence[Rule], settle_s: float = LINK_SETTLE_S) -> None:
         super().__init__()
         self.function = function
         self.link: Link | None = None

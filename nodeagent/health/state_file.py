@@ -3,7 +3,7 @@
 * Its times are CLOCK_BOOTTIME, so a file of another boot is not used: a reboot clears all faults.
 * A device is its PCI address and an identity that stays the same while it is plugged in (the permanent MAC address of
   a NIC, the UUID of a GPU). A record of another card in the same slot is not used.
-* Writes are at least ``GAP_S`` apart: a flapping fault must not wear the disk.
+* Writes are at least ``RESTART_GAP_S`` apart: a flapping fault must not wear the disk.
 
 Each section (``nic``, ``gpu``) holds one record per device, as msgspec reads and writes it::
 
@@ -27,7 +27,7 @@ from nodeagent.base.stored_file import StoredFile, StoredForm
 
 log = logging.getLogger(__name__)
 
-GAP_S = 5.0
+RESTART_GAP_S = 5.0
 _WRITE_S = 5.0
 """Nobody waits for this file: a slow disk has more time than with the files that the kubelet's devices wait for."""
 _VERSION = 1
@@ -118,7 +118,7 @@ class StateFile:
                 await self._changed.wait()
                 self._changed.clear()
                 await self.file.save(self.content(), _WRITE_S)
-                await asyncio.sleep(GAP_S)
+                await asyncio.sleep(RESTART_GAP_S)
         finally:
             # The tasks that are cancelled together with this one store their last records.
             await asyncio.sleep(0)

@@ -40,7 +40,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _TIMEOUT_S = 15.0
-PAGE = 500
+PAGE_OBJECTS = 500
 THREADS = 4
 RESTARTS_MAX = 2
 """After so many expired continue tokens, the list is requested in one piece, if it is small enough."""
@@ -153,7 +153,7 @@ class ApiClient:
         ``take`` receives each object. ``restart`` is called when the list starts again: drop what was taken. Returns
         the version from which to watch.
         """
-        restarts, token, count, limit = 0, "", 0, PAGE
+        restarts, token, count, limit = 0, "", 0, PAGE_OBJECTS
         for _ in range(answer_bounds.PAGES_MAX):
             query = _selected(labels, fields)
             query |= {"limit": str(limit)} if limit else {}
@@ -164,7 +164,7 @@ class ApiClient:
                 page = self._decode(request, body, _Page[resource.struct])  # type: ignore[name-defined]
             except ApiError as error:
                 if error.reason == "TooLarge" and limit != 1:
-                    limit = max(1, (limit or PAGE) // SMALLER)
+                    limit = max(1, (limit or PAGE_OBJECTS) // SMALLER)
                     continue
                 if not (error.gone and token):
                     raise

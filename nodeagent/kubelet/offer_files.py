@@ -4,10 +4,10 @@ A VF needs a device-info file at each allocation; a device of the agent's own CD
 While such a file cannot be written, each pod with the device fails on a node that looks healthy. So the offer leaves
 out the resource until the file can be written. A file that is on the disk and needs no change is no obstacle.
 
-The folders are tried every ``CHECK_S``, after each failed allocation, and every ``RETRY_S`` while one fails. A thread
-writes. At the start, what needs a file is withheld after ``_START_S`` without an answer: nothing of it is offered yet.
-Later the offer continues after ``MOMENT_S``. A file system without an answer for ``HANGS_S`` counts as a failure until
-the thread returns. A machine under load is slow, and pods need its devices.
+The folders are tried every ``FILES_CHECK_S``, after each failed allocation, and every ``FILES_RETRY_S`` while one
+fails. A thread writes. At the start, what needs a file is withheld after ``_START_S`` without an answer: nothing of it
+is offered yet. Later the offer continues after ``MOMENT_S``. A file system without an answer for ``HANGS_S`` counts as
+a failure until the thread returns. A machine under load is slow, and pods need its devices.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 CDI_SPECS = "cdi"
 
-CHECK_S = 10.0
-RETRY_S = 1.0
+FILES_CHECK_S = 10.0
+FILES_RETRY_S = 1.0
 MOMENT_S = 0.1
 """A local file is written in a millisecond; news for the kubelet waits no longer."""
 _START_S = 1.0
@@ -162,7 +162,7 @@ class OfferFiles:
                 found |= _not_yet({DEVICE_INFO_FILES: self.device_info.folder})
         self._take({need: described(error) for need, error in found.items()})
         waits = found or any(folder.busy for folder in self._folders.values())
-        self._next_at = time.monotonic() + (RETRY_S if waits else CHECK_S)
+        self._next_at = time.monotonic() + (FILES_RETRY_S if waits else FILES_CHECK_S)
 
     async def _look(self) -> Mapping[str, OSError]:
         with suppress(Unanswered):

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-DEADLINE_S = 2.0
+ALLOCATE_DEADLINE_S = 2.0
 """An Allocate that has not ended by then is refused, and the kubelet rolls it back."""
 
 _LATER_S = 1.0
@@ -234,15 +234,13 @@ class Plugin:
     async def _allocate(self, request: bytes, context: Any) -> bytes:
         with self._stats.call(self.resource, "Allocate") as call:
             try:
-                async with asyncio.timeout(DEADLINE_S):
+                async with asyncio.timeout(ALLOCATE_DEADLINE_S):
                     return await self._grant(request)
             except Refused as refusal:
                 code, reason = _code(refusal), str(refusal)
             except TimeoutError:
                 code = grpc.StatusCode.DEADLINE_EXCEEDED
-                reason = (
-                    f"{self.resource}: the files for the container were not written within {DEADLINE_S:g} s"
-                )
+                reason = f"{self.resource}: the files for the container were not written within {ALLOCATE_DEADLINE_S:g} s"
             except OSError as error:
                 code = grpc.StatusCode.UNAVAILABLE
                 reason = f"{self.resource}: {error.filename} cannot be written: {error.strerror}"

@@ -53,7 +53,7 @@ PROBE_MAX_S = 0.05
 REFUSES_S = 0.2
 """Between probes of a kubelet whose socket exists and refuses connections: no event reports when it listens."""
 FOLDER_S = 2.0
-LOOK_S = 5.0
+SOCKET_LOOK_S = 5.0
 """Between looks without a hint: inotify does not report changes on another mount."""
 
 USUAL = Path("/var/lib/kubelet/device-plugins")
@@ -177,7 +177,7 @@ class DevicePlugins:
     async def _woken(self) -> None:
         now, states = time.monotonic(), [resource.state for resource in self._resources.values()]
         pauses = [state.not_before - now for state in states if not state.registered]
-        pause = min([REFUSES_S if self._kubelet_refuses else LOOK_S, *(it for it in pauses if it > 0)])
+        pause = min([REFUSES_S if self._kubelet_refuses else SOCKET_LOOK_S, *(it for it in pauses if it > 0)])
         # Not wait_for: up to Python 3.11 it loses a cancellation that arrives together with the event.
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
@@ -195,7 +195,7 @@ class DevicePlugins:
                         await watching.changes()
                         self._wake.set()
             except InotifyError as error:
-                log.warning("No inotify: looking every %.0f s. reason=%r", LOOK_S, str(error))
+                log.warning("No inotify: looking every %.0f s. reason=%r", SOCKET_LOOK_S, str(error))
 
         task = asyncio.create_task(watch(), name="kubelet-folder")
         try:

@@ -26,7 +26,7 @@ from nodeagent.rails.rail_views import BurstRail
 PER_S, KNOCK_S, SECONDS_MAX = 20.0, 0.5, 8.0
 PATIENCE_S = 10.0
 """Without an answer on any rail for so long, the check ends."""
-LATE_S = 3.0
+PROBE_LATE_S = 3.0
 _TICK_S = 0.05
 _PORTS_FROM, _PORTS = 17, 8
 """The source ports of a check are after those of the probes."""
@@ -125,7 +125,9 @@ class RailBurst:
         if not self._began and (now - self._started >= PATIENCE_S or all(rail.refused for rail in able)):
             return False
         if self._began and now >= self._began + seconds:
-            return now < self._began + seconds + LATE_S and any(rail.pending for rail in able if rail.alive)
+            return now < self._began + seconds + PROBE_LATE_S and any(
+                rail.pending for rail in able if rail.alive
+            )
         for rail in able:
             if rail.due <= now:
                 rail.due = now + (1 / PER_S if rail.alive else KNOCK_S) - _TICK_S / 2

@@ -233,11 +233,11 @@ class Session(threading.Thread):
         for reading in readings:
             address = reading.pci_address
             if address is not None and self.places.get(address, NOWHERE) == NOWHERE:
-                self.places[address] = place_of(self.tree, address)
+                self.places[address] = place_of_gpu(self.tree, address)
         return dict(self.places)
 
 
-def place_of(tree: Tree, pci_address: str) -> Place:
+def place_of_gpu(tree: Tree, pci_address: str) -> Place:
     """Return the place of a GPU by sysfs. ``NOWHERE`` is logged and not an error."""
     folder = f"/sys/bus/pci/devices/{pci_address}"
     try:

@@ -32,7 +32,7 @@ from nodeagent.kube.client import ApiClient, ApiError
 log = logging.getLogger(__name__)
 
 FIELD_MANAGER = "nodeagent-controller-links"
-PER_SECOND = 10.0
+_PER_SECOND = 10.0
 CHECK_AGAIN_S = 600.0
 
 
@@ -61,7 +61,7 @@ class MinLinksMarker:
         client: ApiClient,
         settings: NodesSettings,
         min_links: int = 0,
-        per_second: float = PER_SECOND,
+        per_second: float = _PER_SECOND,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._client, self._settings, self._clock = client, settings, clock or time.monotonic

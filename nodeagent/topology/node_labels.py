@@ -2,9 +2,9 @@
 
 Rules:
 
-* Schedulers watch every Node, so a Node is written once per move, and at most ``PER_SECOND`` Nodes in a second. At most
-  ``IN_FLIGHT`` writes wait for their answers: a slow API server gets fewer. Where its priority and fairness refuses a
-  write for the moment (429), this write waits as long as it says, and is one of these.
+* Schedulers watch every Node, so a Node is written once per move, and at most ``LABELS_PER_SECOND`` Nodes in a second.
+  At most ``IN_FLIGHT`` writes wait for their answers: a slow API server gets fewer. Where its priority and fairness
+  refuses a write for the moment (429), this write waits as long as it says, and is one of these.
 * Only the given labels are written. A Node that was deleted meanwhile is no failure.
 * The tree does not wait for labels: they are written for a limited time, and the next call continues there.
 * A Node whose labels are refused does not block the others. After several refusals in a row, a timeout or a
@@ -24,11 +24,11 @@ from nodeagent.cluster.node_marks import NodeMarks, NodeWrites
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.topology.write_log import WriteLog
 
-PER_SECOND = 800.0
+LABELS_PER_SECOND = 800.0
 IN_FLIGHT = 16
-SEEN_S = 0.1
+_SEEN_S = 0.1
 """After a round, until the watch has brought its writes: a plan before that would ask for the same labels again."""
-REFUSED_MAX = 3
+_REFUSED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LabelResult:
 class NodeLabeler:
     """``client`` should have a thread for each write in flight."""
 
-    def __init__(self, client: ApiClient, write_log: WriteLog, per_second: float = PER_SECOND) -> None:
+    def __init__(self, client: ApiClient, write_log: WriteLog, per_second: float = LABELS_PER_SECOND) -> None:
         self._node_marks = NodeMarks(client)
         self._write_log = write_log
         self._nodes = NodeWrites("The labels of a node cannot be written", per_second)
@@ -72,7 +72,7 @@ class NodeLabeler:
                 await self._write_each(group, labels_round, relabel)
         except ExceptionGroup as errors:
             raise first_cause(errors) from None  # the end of the leadership is known by its own type
-        await asyncio.sleep(SEEN_S)
+        await asyncio.sleep(_SEEN_S)
         return LabelResult(labels_round.failed, len(labels_round.names), labels_round.retry_after_s)
 
     async def _write_each(
@@ -123,5 +123,5 @@ class _LabelRound:
         self.failed = True
         self._refused += 1
         self.retry_after_s = max(self.retry_after_s, error.retry_after_s or 0.0)
-        if self._refused >= REFUSED_MAX or error.status is None or error.retry_after_s is not None:
+        if self._refused >= _REFUSED_MAX or error.status is None or error.retry_after_s is not None:
             self._stopped = True

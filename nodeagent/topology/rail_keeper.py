@@ -37,11 +37,11 @@ from nodeagent.topology.write_log import WriteLog
 
 JUDGE_S, CHECK_S, PAUSE_S = 5.0, 600.0, 60.0
 PER_SECOND = 50.0
-AT_ONCE = 200
+_AT_ONCE = 200
 """Lists that are made in one call of a thread."""
 BUSY = 10
 """A judgement takes at most one part in so many of the time."""
-REFUSED_MAX = 50
+_REFUSED_MAX = 50
 """So many refused lists are left out; more are no fault of single reports, such as a missing right."""
 OK, GONE = 200, 404
 _REFUSALS = (400, 403, 422)
@@ -176,7 +176,7 @@ class RailKeeper:
     async def _write(self, lists: RailLists) -> bool:
         """Write what differs. False: some writes failed, and the rest waits."""
         every, seen = lists.each(), set[str]()
-        while chunk := await in_thread(lambda: [(one, _digest(one.spec)) for one in islice(every, AT_ONCE)]):
+        while chunk := await in_thread(lambda: [(one, _digest(one.spec)) for one in islice(every, _AT_ONCE)]):
             for partners, digest in chunk:
                 name = partners.metadata.name or ""
                 seen.add(name)
@@ -185,7 +185,7 @@ class RailKeeper:
                 if self._refused.get(name) == digest:
                     continue
                 status = await self._send("apply", name, partial(self._apply, partners, digest))
-                if status in _REFUSALS and len(self._refused) < REFUSED_MAX:
+                if status in _REFUSALS and len(self._refused) < _REFUSED_MAX:
                     self._refused[name] = digest  # it must not keep the lists of the others back
                 elif status != OK:
                     return False

@@ -33,8 +33,8 @@ SELECTOR = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
 """The pods of the DaemonSet."""
 SETTLE_S = 15.0
 """The kubelet writes its Node every 10 s (nodeStatusUpdateFrequency), the devices with it."""
-PER_SECOND = 10.0
-AGAIN_S = 30.0
+_PER_SECOND = 10.0
+_AGAIN_S = 30.0
 """Until the next attempt after a failure."""
 
 
@@ -73,8 +73,8 @@ class StartupTaints:
         client: ApiClient,
         namespace: str,
         *,
-        again_s: float = AGAIN_S,
-        per_second: float = PER_SECOND,
+        again_s: float = _AGAIN_S,
+        per_second: float = _PER_SECOND,
     ) -> None:
         self._client, self._namespace = client, namespace
         self._node_marks = NodeMarks(client)

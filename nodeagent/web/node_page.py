@@ -19,7 +19,7 @@ from nodeagent.web.history_page import history_page
 from nodeagent.web.live_document import LiveDocument
 from nodeagent.web.machine_view import MachineView
 from nodeagent.web.node_view import node_view
-from nodeagent.web.sample_history import EVERY_S, SampleHistory
+from nodeagent.web.sample_history import SAMPLE_EVERY_S, SampleHistory
 from nodeagent.web.server import FolderHandler
 from nodeagent.web.ui_pages import UiPages
 
@@ -85,7 +85,7 @@ class NodePage:
 
         async def wait() -> None:
             try:
-                async with asyncio.timeout(EVERY_S):
+                async with asyncio.timeout(SAMPLE_EVERY_S):
                     await self._sources.inventory.changed(revision)
             except TimeoutError:
                 pass

@@ -37,7 +37,7 @@ from nodeagent.web.gpu_statuses import GpuStatuses, gpu_statuses
 from nodeagent.web.machine_view import MachineView, OfferView
 from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.node_page import NodePage, NodePageSources
-from nodeagent.web.sample_history import EVERY_S, SampleHistory
+from nodeagent.web.sample_history import SAMPLE_EVERY_S, SampleHistory
 from nodeagent.web.server import Page, PageHandler, PageRequest, WebServer
 from nodeagent.web.web_settings import AccessSettings, WebSettings
 
@@ -152,7 +152,7 @@ class Pages:
     async def _record(self) -> None:
         """Record the values whose curves the node page shows."""
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(SAMPLE_EVERY_S)
             sources = self._sources
             self._history.take((*sources.nic_samples(), *sources.gpus.samples()), boottime())
 

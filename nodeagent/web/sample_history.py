@@ -1,8 +1,8 @@
 """The last ten minutes of some values of each NIC and GPU, for the curves of the node page. Reads no clock.
 
 A page that is opened must show what was before, so the values are recorded always, and little is recorded: a point for
-each ``EVERY_S``, ``POINTS`` of them, for at most ``SERIES_MAX`` series of 16 bytes a point. That is 0.3 MiB at most and
-some 70 KiB on a node with 12 NICs and 8 GPUs. The values are those that the agent has read for its rules anyway.
+each ``SAMPLE_EVERY_S``, ``POINTS`` of them, for at most ``SERIES_MAX`` series of 16 bytes a point. That is 0.3 MiB at
+most and some 70 KiB on a node with 12 NICs and 8 GPUs. The values are those that the agent has read for its rules anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from nodeagent.measurements.sample import Sample
 
-EVERY_S = 15.0
+SAMPLE_EVERY_S = 15.0
 POINTS = 41
 SERIES_MAX = 400
 
@@ -93,7 +93,7 @@ class SampleHistory:
                     continue
                 value = min(parts) if name == "rx_power_watts" else sum(parts)
                 self._series.setdefault(key, _Series()).add(newest[device], value)
-        oldest = now - EVERY_S * POINTS
+        oldest = now - SAMPLE_EVERY_S * POINTS
         self._series = {key: series for key, series in self._series.items() if series.at[-1] >= oldest}
 
     def curves(self, now: float, taken: float) -> Mapping[str, list[dict[str, object]]]:

@@ -106,7 +106,7 @@ async def test_a_reload_logs_that_changed_samples_need_a_restart(caplog: pytest.
 async def test_a_cdi_spec_that_could_not_be_written_is_written_when_it_can_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offer_files, "CHECK_S", 0.5)
+    monkeypatch.setattr(offer_files, "FILES_CHECK_S", 0.5)
     async with node() as n:
         (n.root / "var/run").mkdir(parents=True, exist_ok=True)
         cdi = n.root / "var/run/cdi"

@@ -460,6 +460,14 @@ def test_an_import_loads_no_package_that_it_does_not_use(module: str, costs: set
     assert not costs & set(done.stdout.split()), "import it in the function that needs it"
 
 
+def test_a_public_name_means_one_thing() -> None:
+    """A reader who meets a name, or searches for it, finds one definition. Only a verb's ``add`` repeats."""
+    repeated = house.repeated_names(house.trees())
+    verbs = repeated.pop("add")
+    assert all(module.startswith("nodeagent.commands.") for module in verbs)
+    assert not repeated, "name the thing, or begin the name with _ where no other module uses it"
+
+
 def test_no_module_imports_itself_through_others() -> None:
     """In functions and for types alone too: such modules are one module, or a part of one stands in the wrong place."""
     assert not house.circles(house.imports(house.trees()))

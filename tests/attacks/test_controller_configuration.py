@@ -206,7 +206,7 @@ def without_its_folder(file: Path) -> None:
 async def test_a_file_that_cannot_be_read_changes_nothing_and_its_successor_is_in_force(
     attack: Callable[[Path], None], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed_configuration, "RETRY_S", 0.2)
+    monkeypatch.setattr(followed_configuration, "CONFIG_RETRY_S", 0.2)
     file = tmp_path / "c" / "fabric.yaml"
     file.parent.mkdir()
     file.write_text(HEAD + TIMES)
@@ -228,7 +228,7 @@ async def test_a_file_that_cannot_be_read_changes_nothing_and_its_successor_is_i
 async def test_a_fault_that_stays_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed_configuration, "RETRY_S", 0.01)
+    monkeypatch.setattr(followed_configuration, "CONFIG_RETRY_S", 0.01)
     caplog.set_level(logging.INFO)
     file = tmp_path / "fabric.yaml"
     file.write_text(HEAD)

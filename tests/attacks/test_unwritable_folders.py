@@ -97,7 +97,7 @@ async def a_full_device_info_folder() -> None:
 
 
 async def a_device_info_folder_that_becomes_read_only_without_an_allocation() -> None:
-    offer_files.CHECK_S = 0.5  # of this process alone
+    offer_files.FILES_CHECK_S = 0.5  # of this process alone
     async with node() as n:
         folder = n.root / DEVICE_INFO
         with tmpfs(folder):

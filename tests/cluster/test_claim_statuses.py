@@ -126,7 +126,7 @@ async def test_entries_of_another_driver_are_not_touched(server: ApiServer) -> N
 async def test_a_changed_health_is_written_after_a_while_and_only_if_it_stands(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_statuses, "LOOK_S", 0.01)
+    monkeypatch.setattr(claim_statuses, "STATUS_LOOK_S", 0.01)
     stage = Stage(server)
     stage.prepare("a")
     async with writing(server, stage):
@@ -151,7 +151,7 @@ async def test_a_changed_health_is_written_after_a_while_and_only_if_it_stands(
 async def test_many_claims_are_written_at_a_bounded_rate(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_statuses, "LOOK_S", 0.01)
+    monkeypatch.setattr(claim_statuses, "STATUS_LOOK_S", 0.01)
     stage = Stage(server)
     for number in range(3 * BURST):
         stage.prepare(f"c{number}")
@@ -303,7 +303,7 @@ async def test_what_others_add_to_an_entry_is_left_alone(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A CNI plugin sets addresses, and a monitor a condition of its own."""
-    monkeypatch.setattr(claim_statuses, "LOOK_S", 0.01)
+    monkeypatch.setattr(claim_statuses, "STATUS_LOOK_S", 0.01)
     monkeypatch.setattr(claim_statuses, "SPREAD_S", (0.0, 0.0))
     stage = Stage(server)
     stage.prepare("a")

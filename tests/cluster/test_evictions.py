@@ -17,7 +17,7 @@ from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.event_writer import NoticeBoard
 from nodeagent.cluster.evictions import (
     BUDGET_S,
-    PER_S,
+    EVICTIONS_PER_S,
     TAINT_S,
     EvictionCause,
     EvictionQueue,
@@ -249,7 +249,7 @@ async def test_a_missing_right_stops_the_evictions(server, client, running):
 async def test_one_pod_is_evicted_in_ten_seconds(server, client):
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN], [None]))
-    evictions = evicting(client, inventory, rate=RateLimit(1, PER_S))
+    evictions = evicting(client, inventory, rate=RateLimit(1, EVICTIONS_PER_S))
     evictions.queue.observe(over_use("a", "b"), 0.0)
     for _ in range(2):
         assert 0 < await evictions._evict() <= 10
@@ -279,7 +279,7 @@ async def test_the_pods_of_one_failed_device_leave_in_one_turn_and_those_of_anot
     def causes(facts):
         return failed_device_causes(facts, devices, lambda _: None, time.monotonic())
 
-    running(evicting(client, inventory, causes, 20.0, RateLimit(1, PER_S)).run())
+    running(evicting(client, inventory, causes, 20.0, RateLimit(1, EVICTIONS_PER_S)).run())
     began = time.monotonic()
     turns = {}
     while len(turns) < 9:

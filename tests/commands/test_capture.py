@@ -75,7 +75,7 @@ def facts(root: Path) -> object:
         version = driver.version()
     finally:
         driver.close()
-    places = [nvml_session.place_of(tree, reading.pci_address or "") for reading in readings]
+    places = [nvml_session.place_of_gpu(tree, reading.pci_address or "") for reading in readings]
     return pci_source.scan(tree), host_paths.find(tree, CDI), readings, version, places
 
 

@@ -100,7 +100,7 @@ async def asked(
     server: ApiServer, folder: Path, user: str, role: Role | None = None, node: str = "dgx-1"
 ) -> ClusterFacts:
     path = kubeconfig(folder, server.url, server.token(user))
-    found = await cluster_checks.read_cluster(ClusterOptions(path, node, role))
+    found = await cluster_checks.read_cluster_facts(ClusterOptions(path, node, role))
     assert found is not None
     return found
 
@@ -265,16 +265,16 @@ async def test_an_unreachable_api_server_and_a_refused_token_are_findings(tmp_pa
     server = await ApiServer(rbac=True).start()
     path = kubeconfig(tmp_path, server.url, "forged")
     try:
-        seen = await cluster_checks.read_cluster(ClusterOptions(path))
+        seen = await cluster_checks.read_cluster_facts(ClusterOptions(path))
         assert seen is not None
         assert seen.error is not None
         assert "401" in seen.error
     finally:
         await server.stop()
-    seen = await cluster_checks.read_cluster(ClusterOptions(path))
+    seen = await cluster_checks.read_cluster_facts(ClusterOptions(path))
     assert seen is not None
     assert found(seen) == {"fix cluster_unreachable"}
-    seen = await cluster_checks.read_cluster(ClusterOptions(tmp_path / "absent"))
+    seen = await cluster_checks.read_cluster_facts(ClusterOptions(tmp_path / "absent"))
     assert seen is not None
     assert str(tmp_path / "absent") in (seen.error or "")
 
@@ -292,7 +292,7 @@ async def test_a_hanging_api_server_costs_its_time_limit_only(
     mute = await asyncio.start_server(hang, "127.0.0.1", 0)
     path = kubeconfig(tmp_path, f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}", "t")
     async with asyncio.timeout(10):
-        seen = await cluster_checks.read_cluster(ClusterOptions(path))
+        seen = await cluster_checks.read_cluster_facts(ClusterOptions(path))
     assert seen is not None
     assert "no answer of" in (seen.error or "")
     over.set()
@@ -325,7 +325,7 @@ async def test_one_report_covers_node_and_cluster(tmp_path: Path) -> None:
 async def test_without_access_to_a_cluster_none_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    assert await cluster_checks.read_cluster(ClusterOptions()) is None
+    assert await cluster_checks.read_cluster_facts(ClusterOptions()) is None
     assert levels(cluster_checks.cluster_findings(None, Config(), None)) == {"ok"}
 
 
@@ -413,7 +413,7 @@ async def test_slices_classes_and_the_missing_rights_of_mode_dra_are_read(tmp_pa
                 }
             )
         path = kubeconfig(tmp_path, server.url, server.token("admin"))
-        seen = await cluster_checks.read_cluster(ClusterOptions(path, "dgx-1", dra=True))
+        seen = await cluster_checks.read_cluster_facts(ClusterOptions(path, "dgx-1", dra=True))
         assert seen is not None
         assert seen.dra is not None
         assert seen.node is not None

@@ -258,7 +258,7 @@ async def test_a_removed_socket_comes_back(node: DraNode) -> None:
 async def test_the_kubelets_folders_may_be_removed_and_created_again(
     node: DraNode, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    monkeypatch.setattr(kubelet_service, "HEALTH_LOOK_S", 0.05)
     monkeypatch.setattr(kubelet_service, "RETRY_FIRST_S", 0.05)
     folder, dra = node.folder / "k" / name, node.kubelet.dra
     shutil.rmtree(folder)
@@ -274,7 +274,7 @@ async def test_a_driver_that_the_kubelet_has_dropped_registers_again(
 ) -> None:
     """The kubelet opens the stream of health again every five seconds as long as it knows the driver."""
     monkeypatch.setattr(kubelet_service, "UNWATCHED_S", 0.1)
-    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    monkeypatch.setattr(kubelet_service, "HEALTH_LOOK_S", 0.05)
     where, dra = (DRIVER, f"{NODE}/gpu", GPU.name), node.kubelet.dra
     await node.kubelet.until(lambda: where in dra.health)
     before = node.registrations
@@ -289,7 +289,7 @@ async def test_a_driver_without_a_kubelet_is_not_registered(
     node: DraNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubelet_service, "UNWATCHED_S", 0.1)
-    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    monkeypatch.setattr(kubelet_service, "HEALTH_LOOK_S", 0.05)
     await node.kubelet.until(lambda: (DRIVER, f"{NODE}/gpu", GPU.name) in node.kubelet.dra.health)
     await node.kubelet.kill()
     await until(lambda: node.driver.unregistered)
@@ -304,7 +304,7 @@ async def test_a_kubelet_that_does_not_watch_the_health_has_not_dropped_the_driv
 ) -> None:
     """Kubelets before 1.36 open no stream of health, and later ones none while ``ResourceHealthStatus`` is off."""
     monkeypatch.setattr(kubelet_service, "UNWATCHED_S", 0.1)
-    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    monkeypatch.setattr(kubelet_service, "HEALTH_LOOK_S", 0.05)
     await node.stop()
 
     async def restarted(*health: str) -> None:

@@ -107,7 +107,7 @@ async def test_a_folder_that_cannot_be_written_is_logged_once(
 async def test_equal_records_are_not_written_again_and_writes_have_a_minimum_distance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "GAP_S", 3600.0)
+    monkeypatch.setattr(module, "RESTART_GAP_S", 3600.0)
     state_file = StateFile.open(tmp_path)
     task = asyncio.create_task(state_file.run())
     state_file.store("nic", {A: Kept(1)})

@@ -79,7 +79,7 @@ async def test_the_error_of_an_unknown_kind_names_the_crd_to_install(client):
 
 
 async def test_a_list_joins_its_pages(server, client, monkeypatch):
-    monkeypatch.setattr(kube_client, "PAGE", 10)
+    monkeypatch.setattr(kube_client, "PAGE_OBJECTS", 10)
     for i in range(25):
         server.put(node(f"gpu-{i:02}"))
     found = await client.list(NODES.partial)
@@ -89,7 +89,7 @@ async def test_a_list_joins_its_pages(server, client, monkeypatch):
 
 
 async def test_a_list_is_of_one_moment(server, client, monkeypatch):
-    monkeypatch.setattr(kube_client, "PAGE", 2)
+    monkeypatch.setattr(kube_client, "PAGE_OBJECTS", 2)
     for i in range(4):
         server.put(node(f"gpu-{i}"))
     seen = []
@@ -106,7 +106,7 @@ async def test_a_list_is_of_one_moment(server, client, monkeypatch):
 
 
 async def test_a_list_with_expired_tokens_starts_again_and_finally_has_one_page(server, client, monkeypatch):
-    monkeypatch.setattr(kube_client, "PAGE", 2)
+    monkeypatch.setattr(kube_client, "PAGE_OBJECTS", 2)
     for i in range(6):
         server.put(node(f"gpu-{i}"))
     seen = []

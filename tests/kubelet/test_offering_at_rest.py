@@ -93,8 +93,8 @@ async def offering(folder: Path) -> AsyncIterator[tuple[DeviceOffering, Inventor
 async def test_files_are_tried_again_without_another_offer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offer_files, "CHECK_S", 0.01)
-    monkeypatch.setattr(offer_files, "RETRY_S", 0.01)
+    monkeypatch.setattr(offer_files, "FILES_CHECK_S", 0.01)
+    monkeypatch.setattr(offer_files, "FILES_RETRY_S", 0.01)
     folder, try_writing = tmp_path / "devinfo", DeviceInfoFiles.try_writing
     async with offering(tmp_path) as (made, _, plugins, _):
         offers, before = len(plugins.updates), list[int]()
@@ -150,7 +150,7 @@ async def test_files_of_an_earlier_agent_that_cannot_be_listed_in_time_are_one_l
 async def test_a_removed_vf_leaves_the_list_without_other_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offer_files, "CHECK_S", 0.01)
+    monkeypatch.setattr(offer_files, "FILES_CHECK_S", 0.01)
     monkeypatch.setattr(removed_devices, "FREE_S", 0.05)
     async with offering(tmp_path) as (_, inventory, plugins, forgotten):
         inventory.publish("pci", functions=functions(missing=True))
@@ -190,7 +190,7 @@ async def test_troubles_are_found_although_news_comes_without_end(
 async def test_a_failed_write_counts_although_news_comes_while_the_folder_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offer_files, "CHECK_S", 3600.0)
+    monkeypatch.setattr(offer_files, "FILES_CHECK_S", 3600.0)
     monkeypatch.setattr(offer_files, "MOMENT_S", 60.0)
     loop, tried, answers = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 

@@ -219,7 +219,7 @@ async def test_a_kubelet_that_holds_every_stream_is_not_probed(monkeypatch: pyte
 
     monkeypatch.setattr(registration, "connects", connects)
     monkeypatch.setattr(registration, "kubelet_id", looked)
-    monkeypatch.setattr(registration, "LOOK_S", 0.005)
+    monkeypatch.setattr(registration, "SOCKET_LOOK_S", 0.005)
     async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
@@ -414,7 +414,7 @@ async def test_a_full_disk_refuses_the_allocation_and_names_the_file() -> None:
 
 
 async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(plugin, "ALLOCATE_DEADLINE_S", 0.05)
     async with world() as w:
         loop, released = asyncio.get_running_loop(), asyncio.Event()
 
@@ -520,7 +520,7 @@ def test_the_agent_waits_while_the_folder_is_read_only() -> None:
 async def test_registration_follows_as_soon_as_a_late_kubelet_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registration, "LOOK_S", 600.0)
+    monkeypatch.setattr(registration, "SOCKET_LOOK_S", 600.0)
     monkeypatch.setattr(registration_state, "RETRY_FIRST_S", 600.0)
     async with world() as w:
         await w.kubelet.start()
@@ -562,7 +562,7 @@ async def test_a_kubelet_that_never_answers_does_not_delay_the_one_that_replaces
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, inotify: bool
 ) -> None:
     monkeypatch.setattr(registration, "REGISTER_S", 600.0)
-    monkeypatch.setattr(registration, "LOOK_S", 600.0)
+    monkeypatch.setattr(registration, "SOCKET_LOOK_S", 600.0)
     if not inotify:
         monkeypatch.setattr(registration, "FolderWatch", no_inotify)
     async with world() as w, hanging_kubelet(w) as asked:
@@ -696,7 +696,7 @@ class FickleKubelet:
 async def test_a_stream_lost_inside_register_is_noticed_without_a_look_and_the_pauses_grow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registration, "LOOK_S", 600.0)
+    monkeypatch.setattr(registration, "SOCKET_LOOK_S", 600.0)
     async with world() as w:
         kubelet = FickleKubelet(w.kubelet.socket)
         await kubelet.start()
@@ -715,7 +715,7 @@ async def test_a_stream_lost_inside_register_is_noticed_without_a_look_and_the_p
 async def test_a_kubelet_that_accepts_and_opens_no_stream_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registration, "LOOK_S", 0.05)
+    monkeypatch.setattr(registration, "SOCKET_LOOK_S", 0.05)
     monkeypatch.setattr(registration, "REGISTER_S", 0.5)
     async with world() as w:
         kubelet = FickleKubelet(w.kubelet.socket, opens=False)
@@ -735,7 +735,7 @@ async def test_a_touched_socket_of_the_same_kubelet_causes_no_registration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its mode or label has changed; the streams show that the process is the same."""
-    monkeypatch.setattr(registration, "LOOK_S", 0.05)
+    monkeypatch.setattr(registration, "SOCKET_LOOK_S", 0.05)
     async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a")], Snapshot())

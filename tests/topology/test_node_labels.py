@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.kube.client import ApiError
 from nodeagent.kube.lease import NotLeading
-from nodeagent.topology.node_labels import IN_FLIGHT, PER_SECOND, NodeLabeler
+from nodeagent.topology.node_labels import IN_FLIGHT, LABELS_PER_SECOND, NodeLabeler
 from nodeagent.topology.write_log import WriteLog
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -67,7 +67,7 @@ async def test_nodes_are_labelled_at_a_pace_of_three_minutes_for_a_hundred_thous
 async def test_a_fast_server_gets_no_more_than_the_rate() -> None:
     server = SlowServer(0.0)
     await labeler(server).label(relabel(4000), 60.0)
-    assert server.times[-1] - server.times[0] >= 0.9 * 4000 / PER_SECOND
+    assert server.times[-1] - server.times[0] >= 0.9 * 4000 / LABELS_PER_SECOND
 
 
 async def test_a_round_ends_in_time_and_the_next_one_continues_there() -> None:

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.web.sample_history import EVERY_S, POINTS, SERIES_MAX, SampleHistory
+from nodeagent.web.sample_history import POINTS, SAMPLE_EVERY_S, SERIES_MAX, SampleHistory
 
 NIC, GPU = "0000:18:00.0", "GPU-1"
 
@@ -76,7 +76,7 @@ def test_the_same_sample_is_kept_once_and_a_device_that_is_gone_is_forgotten():
     assert named(history, 40.0) == {}, "one point is no curve"
     history.take([nic(55.0, module_celsius=41.0)], 55.0)
     assert len(named(history, 55.0)) == 1
-    history.take([], 56.0 + EVERY_S * POINTS)
+    history.take([], 56.0 + SAMPLE_EVERY_S * POINTS)
     assert history.curves(0.0, 0.0) == {}
 
 
@@ -85,7 +85,7 @@ def test_ten_minutes_of_more_series_than_a_node_has_take_less_than_half_a_mebiby
     before = tracemalloc.get_traced_memory()[0]
     history = SampleHistory()
     for round_ in range(2 * POINTS):
-        at = round_ * EVERY_S
+        at = round_ * SAMPLE_EVERY_S
         history.take(
             [
                 Sample(at, f"GPU-{n}", Source.GPU, {"gpu_celsius": at, "gpu_utilization": 0.5})

@@ -148,7 +148,7 @@ def _read_more(tree: RecordingTree, facts: PciFacts, readings: tuple[GpuReading,
     read_ib_ports(tree, functions, facts.links)
     for reading in readings:
         if reading.pci_address is not None:
-            nvml_session.place_of(tree, reading.pci_address)
+            nvml_session.place_of_gpu(tree, reading.pci_address)
         tree.exists(f"/dev/nvidia{reading.minor}")
     sysfs = SysfsScan(tree)
     for function in functions:

@@ -15,7 +15,7 @@ import msgspec
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
-from nodeagent.console.agent_query import AGAIN_S, ask_for, follow_agent, origin
+from nodeagent.console.agent_query import ASK_AGAIN_S, ask_for, follow_agent, origin
 from nodeagent.console.json_document import json_document
 from nodeagent.console.options import GOOD, USAGE
 from nodeagent.console.running_sources import RunningSources, known_kinds
@@ -100,7 +100,7 @@ async def _own(config: Config, root: Path) -> AsyncIterator[GpuStatuses]:
                 settings=config.gpu,
                 now=boottime(),
             )
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(ASK_AGAIN_S)
 
 
 def gpu_table(

@@ -17,7 +17,7 @@ from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
 from nodeagent.config.faults import did_you_mean
 from nodeagent.console.agent_query import (
-    AGAIN_S,
+    ASK_AGAIN_S,
     AgentQueryError,
     ask_for,
     fetch_page,
@@ -109,7 +109,7 @@ def _of_agent(config: Config, root: Path, listen: str | None) -> tuple[DeviceHea
     """Ask the agent, also for its sources without an answer where not only its web server can be asked.
 
     Raises ``AgentQueryError``."""
-    views, source = fetch(config, root, listen)
+    views, source = fetch_health(config, root, listen)
     if views is None:
         return None, source
     scan = None if listen else ask_for(_SCAN, "/scan", config, root)[0]
@@ -125,10 +125,10 @@ async def _own(config: Config, root: Path) -> AsyncIterator[DeviceHealth]:
             offered = offered_by_machine(config, root, snapshot)
             views = _VIEWS.decode(sources.gpu_publisher.health.explain_json(names, offered))
             yield DeviceHealth(views, unanswered(snapshot.stale_sources))
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(ASK_AGAIN_S)
 
 
-def fetch(config: Config, root: Path, listen: str | None) -> tuple[tuple[DeviceView, ...] | None, str]:
+def fetch_health(config: Config, root: Path, listen: str | None) -> tuple[tuple[DeviceView, ...] | None, str]:
     """Return the answer of the agent that serves this root, and its place; or ``None``, and why none answers.
 
     Raises ``AgentQueryError``.
@@ -307,7 +307,7 @@ _PROBLEMS = (State.DOWN, State.UNHEALTHY, State.DEGRADED, State.MISCABLED)
 def show_problem(config: Config, options: argparse.Namespace) -> int:
     """Print the line. Only the state that the agent has derived counts: a look of the command itself has no holds."""
     try:
-        views, source = fetch(config, options.root, options.listen)
+        views, source = fetch_health(config, options.root, options.listen)
     except AgentQueryError as error:
         views, source = None, str(error)
     code, line = UNKNOWN, cut(f"no agent: {source}")

@@ -32,7 +32,7 @@ from nodeagent.web.gpu_statuses import gpu_statuses
 from nodeagent.web.machine_view import machine_view
 from nodeagent.web.node_view import node_view
 from nodeagent.web.pages import device_counts
-from nodeagent.web.sample_history import EVERY_S, SampleHistory
+from nodeagent.web.sample_history import SAMPLE_EVERY_S, SampleHistory
 from nodeagent.web.ui_files import self_contained
 
 _HEALTH = msgspec.json.Decoder(tuple[DeviceView, ...])
@@ -100,7 +100,7 @@ class _Latest:
         for sample in samples:
             if sample.at >= self._due:
                 self.keep()
-                self._due = sample.at + EVERY_S
+                self._due = sample.at + SAMPLE_EVERY_S
             self.at = max(self.at, sample.at)
             self.samples[sample.device, sample.source] = sample
             yield sample

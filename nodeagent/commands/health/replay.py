@@ -314,11 +314,11 @@ def describe(transition: Transition, header: Header) -> str:
     """Return a transition in one line."""
     before = "first seen" if transition.before is None else _words(transition.before)
     reasons = "; ".join(f"{reason.key}: {reason.detail}" for reason in transition.after.reasons)
-    at, after = moment(transition.at, header), _words(transition.after)
+    at, after = moment_of(transition.at, header), _words(transition.after)
     return one_line(f"{at}  {transition.name}  {before} → {after}  {reasons or 'no fault'}")
 
 
-def moment(at: float, header: Header) -> str:
+def moment_of(at: float, header: Header) -> str:
     """Return the time as UTC if the recording contains the time of the boot, else as seconds since the boot."""
     if not header.booted_at:
         return f"{at:12.3f}"

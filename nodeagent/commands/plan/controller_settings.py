@@ -42,7 +42,7 @@ STORED_CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", True, ConfigM
 
 
 class FabricRead(NamedTuple):
-    """``unknown``: why the controller's configuration is not known, and empty if it is; then ``config`` is the
+    """``unknown_names``: why the controller's configuration is not known, and empty if it is; then ``config`` is the
     default."""
 
     config: FabricConfig
@@ -50,7 +50,7 @@ class FabricRead(NamedTuple):
     unknown: str = ""
 
 
-def unknown(why: str) -> FabricRead:
+def unknown_names(why: str) -> FabricRead:
     return FabricRead(FabricConfig(), NO_TOPOLOGY, f"{why}: {REMEDY}")
 
 
@@ -58,11 +58,11 @@ def of_config_maps(found: Iterable[ConfigMap], where: str) -> FabricRead:
     """The configuration in the controller's ConfigMap among these. ``where`` they were found, in words."""
     maps = [one for one in found if one.is_of_controller]
     if not maps:
-        return unknown(f"{where} has no ConfigMap of the controller")
+        return unknown_names(f"{where} has no ConfigMap of the controller")
     texts = {tuple(sorted(one.data.items())) for one in maps}
     if len(texts) > 1:
         names = ", ".join(sorted(one.name for one in maps))
-        return unknown(f"{where} has several ConfigMaps of controllers, which differ ({names})")
+        return unknown_names(f"{where} has several ConfigMaps of controllers, which differ ({names})")
     return _of(maps[0])
 
 
@@ -81,7 +81,7 @@ def _of(config_map: ConfigMap) -> FabricRead:
     except ConfigError as error:
         first, *others = str(error).splitlines()
         more = f" (and {len(others)} faults more)" if others else ""
-        return unknown(f"the controller's configuration has a fault: {first}{more}")
+        return unknown_names(f"the controller's configuration has a fault: {first}{more}")
 
 
 class _FirstPage(Exception):  # noqa: N818 - no error
@@ -107,7 +107,7 @@ async def from_cluster(client: ApiClient) -> FabricRead:
         except ApiError as forbidden:
             if forbidden.status != 403:
                 raise
-            return unknown(f"the controller's configuration may not be read ({forbidden})")
+            return unknown_names(f"the controller's configuration may not be read ({forbidden})")
     return of_config_maps(maps, "the cluster")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nodeagent.base.regular_file import read_regular
 from nodeagent.topology.switches.switch_reading import SwitchError
 
-NAMES = (
+_NAMES = (
     "community",
     "username",
     "password",
@@ -18,7 +18,7 @@ NAMES = (
     "tls.crt",
     "tls.key",
 )
-SIZE_MAX = 256 << 10
+_SIZE_MAX = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ def read_credentials(folder: str) -> SwitchCredentials:
     """Read all files of the mounted Secret."""
     values: dict[str, bytes] = {}
     faults: dict[str, str] = {}
-    for name in NAMES:
+    for name in _NAMES:
         try:
-            values[name] = read_regular(os.path.join(folder, name), SIZE_MAX)
+            values[name] = read_regular(os.path.join(folder, name), _SIZE_MAX)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -26,7 +26,7 @@ LOCAL_PORT, LOCAL_PORT_DESCRIPTION = f"{_MIB}.3.7.1.3", f"{_MIB}.3.7.1.4"
 CHASSIS_SUBTYPE, CHASSIS = f"{_MIB}.4.1.1.4", f"{_MIB}.4.1.1.5"
 PORT_SUBTYPE, PORT = f"{_MIB}.4.1.1.6", f"{_MIB}.4.1.1.7"
 NAME, ENABLED = f"{_MIB}.4.1.1.9", f"{_MIB}.4.1.1.12"
-ADDRESS = f"{_MIB}.4.2.1.3"
+_ADDRESS = f"{_MIB}.4.2.1.3"
 COLUMNS = (
     LOCAL_PORT,
     LOCAL_PORT_DESCRIPTION,
@@ -36,7 +36,7 @@ COLUMNS = (
     PORT,
     NAME,
     ENABLED,
-    ADDRESS,
+    _ADDRESS,
 )
 _BRIDGE, _ROUTER = 2, 4
 
@@ -56,7 +56,7 @@ def reading_of(own: Mapping[str, Value], columns: Mapping[str, Column]) -> Switc
     """The switch's own identity and its neighbors."""
     ports = {index: _text(value) for index, value in columns[LOCAL_PORT].items()}
     descriptions = {index: _text(value) for index, value in columns[LOCAL_PORT_DESCRIPTION].items()}
-    addresses = _addresses(columns[ADDRESS])
+    addresses = _addresses(columns[_ADDRESS])
     neighbors: list[SwitchNeighbor] = []
     for index, subtype in columns[CHASSIS_SUBTYPE].items():
         chassis = _chassis(subtype, columns[CHASSIS].get(index))

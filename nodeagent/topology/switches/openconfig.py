@@ -47,11 +47,11 @@ _DEPTH_MAX = 32
 
 def step(name: str, keys: Iterable[tuple[str, str]] = ()) -> Step:
     """An element of a path with its key."""
-    bare = local(name)
-    return Step(bare, next((value for key, value in keys if local(key) == KEYS.get(bare)), ""))
+    bare = _local(name)
+    return Step(bare, next((value for key, value in keys if _local(key) == KEYS.get(bare)), ""))
 
 
-def local(name: str) -> str:
+def _local(name: str) -> str:
     """A name or an identity without its module."""
     return name.rpartition(":")[2]
 
@@ -67,7 +67,7 @@ def leaves(steps: Steps, value: Any, depth: int = 0) -> Iterator[tuple[Steps, An
                 yield from leaves((*steps[:-1], step(last.name, _keys(item))), item, depth + 1)
     elif isinstance(value, dict):
         for name, inner in value.items():
-            yield from leaves((*steps, Step(local(name))), inner, depth + 1)
+            yield from leaves((*steps, Step(_local(name))), inner, depth + 1)
     else:
         yield steps, value
 
@@ -112,7 +112,7 @@ class _NeighborLeaves:
             else:
                 self._state[names[1]] = _text(value)
         elif names[:2] == ("capabilities", "capability") and names[-1] == "enabled":
-            self._enabled[local(steps[1].key)] = value is True or value == "true"
+            self._enabled[_local(steps[1].key)] = value is True or value == "true"
         elif names[:2] == ("mgmt-addresses", "mgmt-address"):
             self._address(steps[1].key)
 
@@ -140,7 +140,7 @@ def _identifier(words: dict[str, str], kind: str, value: str) -> str:
     if not value:
         return ""
     digits = _NO_MAC_DIGIT.sub("", value).lower()
-    word = words.get(local(kind).upper().replace("-", "_"))
+    word = words.get(_local(kind).upper().replace("-", "_"))
     if word is None:
         word = "mac" if len(digits) == 12 and len(value) in (12, 14, 17) else "local"
     if word == "mac" and len(digits) == 12:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PORT = 161
-TRIES = 3
+_TRIES = 3
 ROWS_MAX = 32768
 """In one column: four thousand neighbors with eight addresses each."""
 REPETITIONS = 20
@@ -80,7 +80,7 @@ class SnmpReader:
         from gufo.snmp.aio import SnmpSession  # noqa: PLC0415 - as above
 
         # Each try gets a share of the caller's time; the caller limits the sum.
-        timeout_s = max(0.2, self.timeout_s / (2 * TRIES))
+        timeout_s = max(0.2, self.timeout_s / (2 * _TRIES))
         if self.settings.version == "v2c":
             return SnmpSession(
                 address,
@@ -152,8 +152,8 @@ async def _column(session: SnmpSession, column: str, until: float) -> Column:
 
 
 async def _retried(send: Callable[[], Awaitable[T]]) -> T:
-    """Send a request up to ``TRIES`` times until an answer comes."""
-    for _ in range(TRIES - 1):
+    """Send a request up to ``_TRIES`` times until an answer comes."""
+    for _ in range(_TRIES - 1):
         try:
             return await send()
         except TimeoutError:

@@ -38,7 +38,7 @@ SWITCHES_MAX = 8192
 ADDRESSES_MAX = 3
 NAMED_MAX = 10
 """Failed switches that the log names in each round; the others are counted."""
-CHECK_S = 30.0
+_CHECK_S = 30.0
 """The interval of checks, between two rounds, for newly known switches."""
 
 
@@ -97,8 +97,8 @@ class SwitchPoller:
             await self.poll_once()
             left_s = jittered(self._settings.interval_seconds, 0.9, 1.1)
             while left_s > 0 and not self._has_new_switch():
-                await asyncio.sleep(min(CHECK_S, left_s))
-                left_s -= CHECK_S
+                await asyncio.sleep(min(_CHECK_S, left_s))
+                left_s -= _CHECK_S
 
     def _has_new_switch(self) -> bool:
         return any(known.key not in self._polled for known in self._planner.switches()[:SWITCHES_MAX])

@@ -52,7 +52,7 @@ NamePattern = Annotated[
     str, formats.form(r"\S|\S.*\S", "a regular expression", at_most=1024, check=_name_pattern_complaint)
 ]
 PortGlob = Annotated[str, formats.form(r"\S|\S.*\S", "a port's name or a glob, such as Management*")]
-HostName = Annotated[str, formats.form(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?", "a host name")]
+_HostName = Annotated[str, formats.form(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?", "a host name")]
 
 
 class SwitchAddress(Settings, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class GnmiSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = True
     server_name: Annotated[
-        HostName | None,
+        _HostName | None,
         setting("Name in the switches' certificates; null: the address."),
     ] = None
 
