@@ -24,10 +24,12 @@ from nodeagent.kinds import (
     Refused,
     distance,
     gpu_access,
+    held_elsewhere,
     mps_clients,
     obstacle,
     requested,
     unknown,
+    unless_held,
 )
 from nodeagent.kinds.device_list_size import list_refusal
 from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
@@ -76,7 +78,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         return tuple(
-            gpu_access.entry(gpu, _ids(gpu.uuid, self.count(gpu)), self.health(gpu, snapshot))
+            gpu_access.entry(gpu, _ids(gpu.uuid, self.count(gpu)), self._listed(gpu, snapshot))
             for gpu in self._members(snapshot)
         )
 
@@ -88,12 +90,9 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
         if snapshot.holdings is None:
             return None
         taken = {id_ for ids in self._held_ids(snapshot) for id_ in ids}
-        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         return {
             gpu.uuid: len(_known(gpu.uuid, self.count(gpu)) - taken)
-            if self.health(gpu, snapshot).allocatable
-            and gpu.uuid not in elsewhere
-            and not self._full(gpu, snapshot)
+            if self._listed(gpu, snapshot).allocatable and not self._full(gpu, snapshot)
             else 0
             for gpu in self._members(snapshot)
         }
@@ -165,6 +164,9 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
         """Return the health of a share of a GPU; with MPS it needs the daemon too."""
         return gpu.health if self.mps is None else mps_clients.mps_health(gpu, snapshot)
 
+    def _listed(self, gpu: Gpu, snapshot: Snapshot) -> Health:
+        return unless_held(self.health(gpu, snapshot), held_elsewhere(snapshot, gpu.uuid, self.resource))
+
     def _full(self, gpu: Gpu, snapshot: Snapshot) -> str | None:
         return None if self.mps is None else mps_clients.full(self.resource, gpu, self.mps, snapshot)
 
@@ -182,10 +184,10 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
 
     def _blocks(self, snapshot: Snapshot, free: frozenset[str], must: frozenset[str]) -> list[_GpuSlices]:
         """Return every GPU. Raises ``Refused`` for an unknown required ID, and for one on an unusable GPU."""
-        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         blocks = []
         for gpu in self._members(snapshot):
             count = self.count(gpu)
+            elsewhere = held_elsewhere(snapshot, gpu.uuid, self.resource)
             refusal = obstacle(self.resource, gpu.uuid, self.health(gpu, snapshot), elsewhere)
             if refusal is None and (why := self._full(gpu, snapshot)):
                 refusal = Refused(f"{self.resource}: {why}")
