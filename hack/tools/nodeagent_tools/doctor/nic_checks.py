@@ -15,6 +15,7 @@ from nodeagent.config.formats import index_range
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function
 from nodeagent.health.link_modes import ports_in_another_mode
+from nodeagent.health.rules import NIC_RULES
 from nodeagent.health.structural import find_faults
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.addresses import Addresses
@@ -389,7 +390,11 @@ def _hardware(nics: NicFacts) -> Iterator[Finding]:
         yield TOPIC.warn("link_mode_differs", sentence)
     bare = [pf for pf in nics.pfs if pf.rdma is not None and pf.netdev is None and not pf.missing]
     if bare:
-        yield TOPIC.note("netdev_absent", f"no netdev, so no transceiver is read: {shortened(_names(bare))}")
+        unknown = ", ".join(rule.key for rule in NIC_RULES if rule.key.startswith("optics_"))
+        yield TOPIC.note(
+            "netdev_absent",
+            f"{shortened(_names(bare))}: no netdev, so no transceiver is read; unknown: {unknown}",
+        )
     for subnet, netdevs in sorted(nics.shared_subnets.items()):
         yield TOPIC.warn("rails_share_subnet", f"{shortened(netdevs)} are in {subnet} with arp_ignore=0")
     if nics.namespace_netdevs is not None:
