@@ -11,7 +11,7 @@ each (uuid, count), and a request is compared with them as sets, one GPU at a ti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -33,7 +33,7 @@ from nodeagent.kinds import (
 )
 from nodeagent.kinds.device_list_size import list_refusal
 from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
-from nodeagent.kinds.mps_clients import MpsShares
+from nodeagent.kinds.mps_clients import MpsShares, without_new_clients
 from nodeagent.kinds.resource_settings import Preferred
 
 _LISTED_MAX = 8  # GPUs named in a refusal
@@ -77,10 +77,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
         return max(0, (gpu.memory_mib - self.reserved_mib) // self.slice_mib)
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
-        return tuple(
-            gpu_access.entry(gpu, _ids(gpu.uuid, self.count(gpu)), self._listed(gpu, snapshot))
-            for gpu in self._members(snapshot)
-        )
+        return tuple(entry for gpu in self._members(snapshot) for entry in self._entries(gpu, snapshot))
 
     def free(self, snapshot: Snapshot) -> dict[str, int] | None:
         """Return the free slices by GPU: the largest number is the largest request that fits.
@@ -166,6 +163,22 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
 
     def _listed(self, gpu: Gpu, snapshot: Snapshot) -> Health:
         return unless_held(self.health(gpu, snapshot), held_elsewhere(snapshot, gpu.uuid, self.resource))
+
+    def _entries(self, gpu: Gpu, snapshot: Snapshot) -> Iterator[Devices]:
+        """The slices of a GPU: one value, or those that containers hold and the others, which nobody can have while the
+        GPU has all its clients."""
+        ids, health = _ids(gpu.uuid, self.count(gpu)), self._listed(gpu, snapshot)
+        why = self._full(gpu, snapshot) if health.allocatable else None
+        if why is None:
+            yield gpu_access.entry(gpu, ids, health)
+            return
+        taken = {id_ for held in self._held_ids(snapshot) for id_ in held}
+        held_here = tuple(id_ for id_ in ids if id_ in taken)
+        if held_here:
+            yield gpu_access.entry(gpu, held_here, health)
+        if len(held_here) < len(ids):
+            rest = tuple(id_ for id_ in ids if id_ not in taken)
+            yield gpu_access.entry(gpu, rest, without_new_clients(health, why))
 
     def _full(self, gpu: Gpu, snapshot: Snapshot) -> str | None:
         return None if self.mps is None else mps_clients.full(self.resource, gpu, self.mps, snapshot)

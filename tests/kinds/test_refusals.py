@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.cluster.affected_devices import affected_pods
+from nodeagent.cluster.largest_block import free_block
 from nodeagent.facts.cdi import GPU_KIND
 from nodeagent.facts.model import Function, Holding, MigDevice, Snapshot
 from nodeagent.health.health_settings import HealthSettings
@@ -33,7 +34,6 @@ ROOT = Path(__file__).parents[2] / "nodeagent"
 REQUEST = "the request itself is wrong, whatever the state of the devices"
 CHOICE = "there are too few devices to choose from, which the device list says too"
 STATE = "a device that no container can have: it is Unhealthy or not listed"
-TAKEN = "the GPU has all its clients; it ends with a pod"
 VOLCANO = "what Volcano chose for the pod, which no device list can say"
 
 REFUSALS = {
@@ -49,7 +49,7 @@ REFUSALS = {
     "kinds/vf.py:choose": (CHOICE, 1),
     "kinds/vf.py:_refusal": (STATE, 1),
     "kinds/gpu_memory.py:allocate": (REQUEST, 1),
-    "kinds/gpu_memory.py:_blocks": (TAKEN, 1),
+    "kinds/gpu_memory.py:_blocks": (STATE, 1),
     "kinds/gpu_memory.py:_no_fit": (CHOICE, 1),
     "kinds/volcano_vgpus.py:choose": (VOLCANO, 2),
     "kinds/volcano_vgpus.py:allocate": (VOLCANO, 1),
@@ -110,6 +110,12 @@ def held(resource: str, *ids: str) -> tuple[Holding, ...]:
     return (Holding("ml", "job-0", "main", resource, ids),)
 
 
+FULL = Snapshot(
+    gpus=(gpu_of(0),), mps_obstacles=((uuid_of(0), ""),), holdings=held("x/gpu-mem", f"{uuid_of(0)}::0")
+)
+"""A GPU with two slices; one container has one of them."""
+
+
 @pytest.mark.parametrize(
     ("kind", "snapshot", "device"),
     [
@@ -166,6 +172,12 @@ def held(resource: str, *ids: str) -> tuple[Holding, ...]:
             Snapshot(gpus=(gpu_of(0),)),
             f"{uuid_of(0)}::0",
             id="a slice without its MPS daemon",
+        ),
+        pytest.param(
+            replace(MEMORY, enforcement="mps", mps=MpsShares("/mps", clients=1)),
+            FULL,
+            f"{uuid_of(0)}::1",
+            id="a free slice of a GPU that has all its MPS clients",
         ),
         pytest.param(
             MIGS, Snapshot(gpus=(replace(DIVIDED, health=SICK),)), MIG.uuid, id="a MIG device of a sick GPU"
@@ -234,3 +246,25 @@ def test_the_other_mig_devices_of_a_gpu_stay_healthy() -> None:
         (("MIG-0",), False),
         (("MIG-1",), True),
     ]
+
+
+def test_the_slices_that_clients_of_a_full_gpu_hold_stay_healthy() -> None:
+    kind = replace(MEMORY, enforcement="mps", mps=MpsShares("/mps", clients=1))
+    held_slice, free = (f"{uuid_of(0)}::{n}" for n in range(2))
+    found = [(entry.ids, entry.health.allocatable) for entry in kind.devices(FULL)]
+    assert found == [((held_slice,), True), ((free,), False)]
+    assert kind.devices(FULL)[1].health.state is gpu_of(0).health.state, "no fault: no pod is evicted"
+    (reason,) = kind.devices(FULL)[1].health.reasons
+    assert (reason.key, reason.warning) == ("mps_clients", True)
+    assert reason.detail == f"{uuid_of(0)} has 1 containers, and gpu.mps.clients is 1"
+    more = replace(kind, mps=MpsShares("/mps", clients=2))
+    assert [(entry.ids, entry.health.allocatable) for entry in more.devices(FULL)] == [
+        ((held_slice, free), True)
+    ]
+    assert free_block([kind], FULL).whole == 2
+
+
+def test_a_full_gpu_whose_slices_are_all_held_has_one_entry() -> None:
+    kind = replace(MEMORY, enforcement="mps", mps=MpsShares("/mps", clients=1))
+    both = replace(FULL, holdings=held("x/gpu-mem", *(f"{uuid_of(0)}::{n}" for n in range(2))))
+    assert [entry.health.allocatable for entry in kind.devices(both)] == [True]
