@@ -7,6 +7,7 @@ from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from nodeagent.facts.model import Function, Rdma
 from nodeagent.host.eeprom.image import ADDRESS, Lane, Medium, Module
@@ -234,6 +235,20 @@ def test_a_device_without_counters_takes_nothing_from_the_others(tmp_path, text)
     assert lost.pop(PF) == 3
     assert set(lost.values()) <= {None}
     assert not reader.skipped.reasons
+
+
+def test_a_bnxt_re_device_without_the_folder_of_counters_has_its_hardware_counters(tmp_path):
+    """prometheus/procfs 687: the folder is absent, and the collector gives nothing of any device."""
+    made = machine(tmp_path, link_layer="InfiniBand")
+    made.draw(f"{PORT}/ports/1/counters/link_downed", "3")
+    port = "/sys/class/infiniband/bnxt_re0/ports/1"
+    made.draw(f"{port}/link_layer", "Ethernet")
+    made.draw(f"{port}/hw_counters/to_retransmits", "8")
+    other = structs.replace(pf("0000:16:00.0", "bnxt_re0"), driver="bnxt_en")
+    found = RdmaReader(Tree(made.root), live=False).read([other, pf(rdma="mlx5_0")])
+    values = {sample.device: sample.values for sample in found}
+    assert values["0000:16:00.0"]["rdma_ack_timeouts"] == 8
+    assert values[PF]["ib_link_downed"] == 3
 
 
 # --- a module that two ports share --------------------------------------------------------------------------
