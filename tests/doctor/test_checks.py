@@ -755,8 +755,9 @@ def test_a_nic_without_netdev_is_named_with_the_rules_that_are_blind_for_its_tra
     (one,) = (it for it in nic_checks.findings(of_nics(bare), DEFAULT) if it.key == "netdev_absent")
     optics = [rule.key for rule in NIC_RULES if "optics" in rule.key]
     assert one.what == (
-        f"{PF.pci_address}: no netdev, so no transceiver is read; unknown: optics_temperature, optics_rx_power, "
-        "optics_laser, optics_temperature_warning, optics_rx_power_warning"
+        f"{PF.pci_address}: no netdev, so no EEPROM of a transceiver is read; unknown: optics_rx_power, optics_laser, "
+        "optics_rx_power_warning; and, unless the driver has a hardware monitor (hwmon) of the module: "
+        "optics_temperature, optics_temperature_warning"
     )
     assert [key for key in optics if key not in one.what] == []
 
