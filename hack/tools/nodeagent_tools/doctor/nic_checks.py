@@ -97,8 +97,8 @@ TOPIC = Topic(
         ),
         "netdev_absent": Advice(
             "The EEPROM of the transceiver, FEC, pauses and the statistics of kernel and driver are read by the "
-            "netdev. Of a NIC without one they are not measured, and the rules on them are unknown, which is not quiet. "
-            "The temperature of the module is read from the driver's hardware monitor, which mlx5 has.",
+            "netdev. Of a NIC without one they are not measured, and the rules on them are unknown, which is not "
+            "quiet. The temperature of the module is read from the driver's hardware monitor, which mlx5 has.",
             "InfiniBand: load ib_ipoib, and leave the netdev on the host; EFA has none by design, and its driver "
             "states the port as active whatever the network does: watch nodeagent_rdma_path_events_total",
         ),
