@@ -19,7 +19,7 @@ import yaml
 
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import PAGE, parsers
-from nodeagent.commands.exit_codes import LOOKS, RUNS, SHOWS, VERBS, WRITES, table
+from nodeagent.console.exit_codes import LOOKS, RUNS, SHOWS, VERBS, WRITES, table
 from nodeagent_lab.sim.machine import Machine
 from tests.commands.test_cabling import hall, write
 from tests.commands.test_maintain import cluster, work
@@ -155,6 +155,25 @@ def test_a_word_that_is_no_option_is_2(verb: str, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as ended:
         main([*verb.split(), "--no-such-option"])
     assert ended.value.code == 2
+
+
+def test_a_folder_that_is_no_machine_has_no_cordons_and_gets_no_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong --root said that nothing is cordoned, and got a state folder."""
+    for words, code in ((["cordon"], 2), (["cordon", "nic0", "--reason", "x"], 1), (["uncordon", "nic0"], 1)):
+        assert main([*words, "--root", str(tmp_path)]) == code
+        out, err = capsys.readouterr()
+        assert f"{tmp_path} has no /sys" in err
+        assert not out
+    assert not list(tmp_path.iterdir())
+
+
+def test_forgetting_every_rail_where_none_is_stored_says_so(
+    places: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["remembered", "forget", "--all-rails", "--root", places["MACHINE"]]) == 2
+    assert capsys.readouterr().err.startswith("nodeagent: no rail is stored in ")
 
 
 async def test_an_unknown_name_gets_a_similar_one(

@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import parsers
-from nodeagent.commands.json_document import document
+from nodeagent.console.json_document import document
 from nodeagent_lab.sim.machine import Machine
 from tests.commands import test_job
 from tests.support.manifests import ROOT

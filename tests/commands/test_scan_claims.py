@@ -8,8 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from nodeagent.agent_config import load
-from nodeagent.commands.running_sources import view_of
 from nodeagent.commands.scan.listing import as_json, as_table
+from nodeagent.console.running_sources import view_of
 from nodeagent.facts.model import HostPaths, Snapshot, StaleSource
 from nodeagent.offering.offer import Offer
 from nodeagent.web.machine_view import MachineView

@@ -9,7 +9,30 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from nodeagent import doctor
 from nodeagent.agent_config import Config, load
+from nodeagent.doctor import (
+    agent_checks,
+    capabilities,
+    cluster_checks,
+    configuration_checks,
+    dra_checks,
+    gpu_checks,
+    infiniband_checks,
+    kubelet_checks,
+    lldp_checks,
+    machine_checks,
+    mps_checks,
+    nic_checks,
+    nvsentinel_checks,
+    runtime_checks,
+)
+from nodeagent.doctor.cluster_checks import ClusterFacts, DeniedVerb, NodeFacts
+from nodeagent.doctor.dra_checks import DraFacts, ForeignDevice, PublishedDevice
+from nodeagent.doctor.driver_process import DriverAnswer
+from nodeagent.doctor.finding import Finding
+from nodeagent.doctor.rbac import NEEDED_RIGHTS
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import (
     Function,
     Gpu,
@@ -36,29 +59,6 @@ from nodeagent.lldp.link_remarks import LinkSide
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.ib_ports import IbPort
 from nodeagent.sources.pci_source import PciFacts
-from nodeagent_tools import doctor
-from nodeagent_tools.doctor import (
-    agent_checks,
-    capabilities,
-    cluster_checks,
-    configuration_checks,
-    dra_checks,
-    gpu_checks,
-    infiniband_checks,
-    kubelet_checks,
-    lldp_checks,
-    machine_checks,
-    mps_checks,
-    nic_checks,
-    nvsentinel_checks,
-    runtime_checks,
-)
-from nodeagent_tools.doctor.cluster_checks import ClusterFacts, DeniedVerb, NodeFacts
-from nodeagent_tools.doctor.dra_checks import DraFacts, ForeignDevice, PublishedDevice
-from nodeagent_tools.doctor.driver_process import DriverAnswer
-from nodeagent_tools.doctor.finding import Finding
-from nodeagent_tools.doctor.rbac import NEEDED_RIGHTS
-from nodeagent_tools.doctor.reads import Target
 
 
 def config(text: str = "") -> Config:
@@ -452,6 +452,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     (
         "warn podresources_absent",
         kubelet_checks.findings(replace(SERVING, podresources=False), DEFAULT, None),
+    ),
+    (
+        "note podresources_off",
+        kubelet_checks.findings(SERVING, config("kubelet: {podResources: false}\n"), None),
     ),
     (
         "warn podresources_refused",
@@ -880,10 +884,9 @@ def test_disabled_parts_have_no_findings() -> None:
     }
     assert levels(lldp_checks.findings(lldp_checks.LldpFacts(), no_lldp)) == {"ok"}
     assert levels(gpu_checks.findings(of_gpus(answer=None), config("gpu: {driver: none}\n"))) == {"ok"}
-    without_podresources = config("kubelet: {podResources: false}\n")
-    assert levels(
-        kubelet_checks.findings(replace(SERVING, podresources=False), without_podresources, None)
-    ) == {"ok"}
+    blind = replace(SERVING, podresources=False)
+    without_podresources = config("kubelet: {podResources: false}\nresources: []\n")
+    assert levels(kubelet_checks.findings(blind, without_podresources, None)) == {"ok"}
 
 
 def test_missing_frames_are_explained_by_the_driver_s_firmware() -> None:

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from hack.docs.doctor_findings import finding_tables
+from nodeagent import doctor
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
+from nodeagent.doctor import capabilities, reads
+from nodeagent.doctor.capabilities import ProcessRights, StateDirectory
+from nodeagent.doctor.finding import Finding, Level, as_table
+from nodeagent.doctor.kubelet_checks import KubeletFacts
+from nodeagent.doctor.reads import Target
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.machine.blueprint import MACHINES
-from nodeagent_tools import doctor
-from nodeagent_tools.doctor import capabilities, reads
-from nodeagent_tools.doctor.capabilities import ProcessRights, StateDirectory
-from nodeagent_tools.doctor.finding import Finding, Level, as_table
-from nodeagent_tools.doctor.kubelet_checks import KubeletFacts
-from nodeagent_tools.doctor.reads import Target
 from tests.support import golden
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, grow
@@ -415,7 +415,7 @@ def test_the_documentation_lists_every_finding() -> None:
 def test_every_key_is_used_and_declared_once() -> None:
     declared = [key for topic in doctor.TOPICS for key in topic.entries]
     assert len(declared) == len(set(declared))
-    source = "".join(path.read_text() for path in (ROOT / "hack/tools/nodeagent_tools/doctor").glob("*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "nodeagent/doctor").glob("*.py"))
     used = set(re.findall(r"\b(?:TOPIC|DOCTOR|PLACE)\.(?:ok|note|warn|fix)\(\s*\"(\w+)\"", source))
     used |= set(re.findall(r"\bsay\(\s*\"(\w+)\"", source))
     assert used == set(declared)

@@ -23,11 +23,11 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.base.supervise import beside
-from nodeagent.commands.agent_query import ask_for, follow, origin, wait_for
-from nodeagent.commands.json_document import document
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
-from nodeagent.commands.running_sources import nics_of_machine
-from nodeagent.commands.terminal import PLAIN, Screen, columns, note, screen, watching, wrapped
+from nodeagent.console.agent_query import ask_for, follow, origin, wait_for
+from nodeagent.console.json_document import document
+from nodeagent.console.running_sources import nics_of_machine
+from nodeagent.console.terminal import PLAIN, Screen, columns, note, screen, watching, wrapped
 from nodeagent.facts.model import Function, Snapshot
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
