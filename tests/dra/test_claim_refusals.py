@@ -32,7 +32,7 @@ UNKNOWN = "right after the start of the agent; the claim waits for the facts"
 DRIVER = "what the driver answers when a MIG device is made or removed"
 
 REFUSALS = {
-    "claim_mending.py:with_present_nodes": (STATE, 2),
+    "present_nodes.py:with_present_nodes": (STATE, 2),
     "claim_mig.py:make": (DRIVER, 2),
     "claim_mig.py:_removed": (DRIVER, 1),
     "claim_preparation.py:prepare_claim": (REQUEST, 2),
