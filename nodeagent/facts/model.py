@@ -493,7 +493,7 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def holders(self) -> Mapping[str, Mapping[str, Holding]]:
-        """What pods hold, by the PCI address or UUID that a device ID begins with, then by resource: one container of
+        """The holdings of pods by the PCI address or UUID that a device ID begins with, then by resource: one of
         each."""
         held: dict[str, dict[str, Holding]] = {}
         for holding in self.holdings or ():
