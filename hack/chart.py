@@ -27,8 +27,8 @@ from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.in_force import needs_restart
 from nodeagent.config.reference import schema
 from nodeagent.config.setting import Settings
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import OWN_LABELS, TIER_LABEL, LabelPreset, preset_keys
-from nodeagent.topology.controller_config import FabricConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hack.docs.chart_readme import readme

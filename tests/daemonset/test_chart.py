@@ -20,7 +20,7 @@ from msgspec import to_builtins
 
 from nodeagent import __version__
 from nodeagent.commands.config import default_file
-from nodeagent.topology.controller_config import FabricConfig, load_fabric
+from nodeagent.controller_config import FabricConfig, load_fabric
 from tests.kubelet.test_kubelet_folders import check as check_folders
 from tests.support import manifests as kustomize
 from tests.support.admin_access import administered
