@@ -240,7 +240,8 @@ class Plugin:
                 code, reason = _code(refusal), str(refusal)
             except TimeoutError:
                 code = grpc.StatusCode.DEADLINE_EXCEEDED
-                reason = f"{self.resource}: the files for the container were not written within {ALLOCATE_DEADLINE_S:g} s"
+                within = f"within {ALLOCATE_DEADLINE_S:g} s"
+                reason = f"{self.resource}: the files for the container were not written {within}"
             except OSError as error:
                 code = grpc.StatusCode.UNAVAILABLE
                 reason = f"{self.resource}: {error.filename} cannot be written: {error.strerror}"

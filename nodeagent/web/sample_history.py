@@ -2,7 +2,8 @@
 
 A page that is opened must show what was before, so the values are recorded always, and little is recorded: a point for
 each ``SAMPLE_EVERY_S``, ``POINTS`` of them, for at most ``SERIES_MAX`` series of 16 bytes a point. That is 0.3 MiB at
-most and some 70 KiB on a node with 12 NICs and 8 GPUs. The values are those that the agent has read for its rules anyway.
+most and some 70 KiB on a node with 12 NICs and 8 GPUs. The values are those that the agent has read for its rules
+anyway.
 """
 
 from __future__ import annotations
