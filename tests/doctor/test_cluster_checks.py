@@ -318,7 +318,7 @@ async def test_one_report_covers_node_and_cluster(tmp_path: Path) -> None:
         "note kubelet_race",
         "ok sriov",
     } <= keys
-    table = doctor.as_table(doctor.TOPICS, report.findings)
+    table = doctor.finding_table(doctor.TOPICS, report.findings)
     assert "dgx-1: kubelet v1.36.2, containerd://2.1.4" in table
 
 

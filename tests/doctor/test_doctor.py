@@ -416,7 +416,7 @@ def test_every_key_is_used_and_declared_once() -> None:
     declared = [key for topic in doctor.TOPICS for key in topic.entries]
     assert len(declared) == len(set(declared))
     source = "".join(path.read_text() for path in (ROOT / "nodeagent/doctor").glob("*.py"))
-    used = set(re.findall(r"\b(?:TOPIC|DOCTOR|PLACE)\.(?:ok|note|warn|fix)\(\s*\"(\w+)\"", source))
+    used = set(re.findall(r"\b(?:[A-Z]+_TOPIC|DOCTOR|PLACE)\.(?:ok|note|warn|fix)\(\s*\"(\w+)\"", source))
     used |= set(re.findall(r"\bsay\(\s*\"(\w+)\"", source))
     assert used == set(declared)
     assert all(

@@ -548,7 +548,7 @@ async def test_a_runtime_accepts_the_annotations_of_a_large_claim(
 async def test_a_record_that_could_not_be_read_again_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_files, "SIZE_MAX", 500)
+    monkeypatch.setattr(claim_files, "STORED_SIZE_MAX", 500)
     store = ClaimStore()
     with pytest.raises(OSError, match="use several claims") as refusal:
         await claims_of(tmp_path, offer_of(FACTS), store).prepare(reference(store.put(small("c"))))

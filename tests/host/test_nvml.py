@@ -431,7 +431,7 @@ async def main():
         print("failed", reason, flush=True)
     facts = GpuPublisher(HealthService())
     facts.publish_to(state)
-    watching = asyncio.create_task(gpu_source.watch(
+    watching = asyncio.create_task(gpu_source.watch_gpus(
         Nvml, Tree(sys.argv[1]), facts, failed,
         pace=gpu_source.Pace(timeout_s=0.3, interval_s=0.2, with_events_s=0.2, vitals_s=0.2, absent_s=0.1)))
     command = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
