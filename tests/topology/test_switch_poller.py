@@ -167,7 +167,9 @@ def test_a_removed_switch_is_dropped_and_one_without_lldp_changes_nothing():
     assert planner.uplink_calls == [{"leaf1": ("spine1",)}, {}]
 
 
-def test_a_switch_without_neighbors_is_named_once_and_its_last_neighbors_stay(caplog: pytest.LogCaptureFixture):
+def test_a_switch_without_neighbors_is_named_once_and_its_last_neighbors_stay(
+    caplog: pytest.LogCaptureFixture,
+):
     spine, empty = SwitchReading("leaf1", "", (above("spine1"),)), SwitchReading("leaf1", "local=leaf1", ())
     network = Network(a_10_0_0_1=spine)
     planner = RecordingPlanner(leaf(1))
