@@ -94,7 +94,7 @@ def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ..
     affected = []
     for (resource, namespace, pod, claim), ids in sorted(held.items()):
         offered_devices = () if claim else by_resource.get(resource)
-        if offered_devices is None:
+        if offered_devices is None or not pod:  # no pod has reserved the claim
             continue
         remaining = set(ids)
         for devices in chain(offered_devices, _not_offered(remaining, present)):

@@ -107,3 +107,6 @@ def test_a_pod_that_holds_a_failed_device_by_a_claim_is_affected_too() -> None:
     quiet = replace(gone, stale_sources=(StaleSource("pci", "hangs"),))
     assert affected_pods(quiet, ()) == ()
     assert affected_pods(snapshot(holdings=holdings), ()) == (), "the machine is not known yet"
+    assert (
+        affected_pods(snapshot([None, DOWN], holdings=(by_claim("", "x/nic", "0000:11:00.1"),)), ()) == ()
+    ), "no pod has reserved the claim"
