@@ -92,8 +92,7 @@ def _asked(options: argparse.Namespace, since: float) -> HistoryDocument | None:
 
     import msgspec
 
-    from nodeagent.commands.health.device_health import fetch_page
-    from nodeagent.console.agent_query import AgentQueryError
+    from nodeagent.console.agent_query import AgentQueryError, fetch_page
     from nodeagent.console.terminal import note
     from nodeagent.web.history_page import HistoryDocument
 

@@ -147,6 +147,16 @@ def ask_address(page: str, config: Config, listen: str | None) -> AgentAnswer:
         connection.close()
 
 
+def fetch_page(page: str, config: Config, root: Path, listen: str | None) -> AgentAnswer:
+    """Return a page of the agent that serves this root. Raises ``AgentQueryError``."""
+    answer = AgentAnswer(None, "") if listen else ask(page, config, root)
+    if answer.body is None and (listen or root == Path("/")):
+        other = ask_address(page, config, listen)
+        reasons = "; ".join(filter(None, (answer.source, other.source)))
+        answer = other if other.body is not None else AgentAnswer(None, reasons)
+    return answer
+
+
 def _get(
     connection: http.client.HTTPConnection, page: str, headers: dict[str, str], place: str, remedy: str
 ) -> bytes:

@@ -158,6 +158,19 @@ def joined(*parts: str) -> str:
     return "\n".join(filter(None, parts))
 
 
+def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
+    """The shortest unique prefixes of equal length; CUDA_VISIBLE_DEVICES accepts them.
+
+    >>> beginnings(["GPU-3a3372fa-989f", "GPU-3a3372fa-1111", "GPU-61ba988e-3ee2"])
+    ['GPU-3a3372fa-9', 'GPU-3a3372fa-1', 'GPU-61ba988e-3']
+    """
+    longest = max(map(len, uuids), default=0)
+    for size in range(least, longest):
+        if len({uuid[:size] for uuid in uuids}) == len(set(uuids)):
+            return [uuid[:size] for uuid in uuids]
+    return list(uuids)
+
+
 def wrapped(sentence: str, on: Screen = PLAIN, indent: str = "") -> list[str]:
     """The lines of a sentence, the first one with ``indent`` and the others with two columns more."""
     sentence = indent + one_line(sentence)

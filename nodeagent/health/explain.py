@@ -14,9 +14,9 @@ import msgspec
 from nodeagent.facts.model import Health, Reason, State, UnusableGpu
 from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.hold import Hold
-from nodeagent.health.judge import JudgedDevice, gravity
+from nodeagent.health.judge import JudgedDevice
 from nodeagent.health.nic import NicJudge, NicState
-from nodeagent.health.rule import Measured, Rule, clears, threshold
+from nodeagent.health.rule import Measured, Rule, clears, gravity, threshold
 
 Phase = Literal["active", "entering", "clearing", "quiet", "unknown", "off"]
 

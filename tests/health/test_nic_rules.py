@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
 from nodeagent.facts.model import HEALTHY, Rdma, State
-from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings
+from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings, effective
 from nodeagent.health.history import History
 from nodeagent.health.rule import Rule, clears, threshold
-from nodeagent.health.rules import KEYS, NIC_RULES, default, effective
+from nodeagent.health.rules import KEYS, NIC_RULES, default
 from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.findings import one_item

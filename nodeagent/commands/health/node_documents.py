@@ -15,8 +15,8 @@ import msgspec
 
 from nodeagent.agent_config import Config
 from nodeagent.commands.health import replay
-from nodeagent.commands.health.device_health import ALONE, fetch_page
-from nodeagent.console.agent_query import origin
+from nodeagent.commands.health.device_health import ALONE
+from nodeagent.console.agent_query import fetch_page, origin
 from nodeagent.console.json_document import node_name
 from nodeagent.console.options import GOOD, USAGE
 from nodeagent.console.running_sources import RunningSources, known_kinds, unanswered, view_of
