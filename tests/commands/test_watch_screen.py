@@ -27,14 +27,14 @@ WATCHED = """
 import asyncio, sys
 from pathlib import Path
 import msgspec
-from nodeagent.commands.health.device_health import as_table
+from nodeagent.commands.health.device_health import health_table
 from nodeagent.console.terminal import screen, watching
 from nodeagent.health.explain import DeviceView
 views = msgspec.json.decode(Path("tests/golden/health-faults.json").read_bytes(), type=tuple[DeviceView, ...])
 async def main():
     with watching() as show:
         while True:
-            show(as_table(views, screen()))
+            show(health_table(views, screen()))
             await asyncio.sleep(0.2)
     return "ended by q"
 print(asyncio.run(main()))

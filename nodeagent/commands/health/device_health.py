@@ -102,7 +102,7 @@ def _text(health: DeviceHealth, device: str | None, options: argparse.Namespace,
         for sentence in silent:
             note(sentence)
         return json_document(health.views if view is None else view, options.root, place)
-    return _as_table(health.views, screen(), silent) if view is None else as_detail(view, screen())
+    return health_table(health.views, screen(), silent) if view is None else as_detail(view, screen())
 
 
 def _of_agent(config: Config, root: Path, listen: str | None) -> tuple[DeviceHealth | None, str]:
@@ -178,7 +178,7 @@ def _both_names(view: DeviceView) -> str:
 # --- tables ---------------------------------------------------------------------------------------------
 
 
-def _as_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[str] = ()) -> str:
+def health_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[str] = ()) -> str:
     """Faults come first. ``silent``: a sentence on each source without an answer."""
     views = sorted(views, key=lambda view: (-gravity(view.state), not view.reasons))
     rows = [
@@ -244,7 +244,7 @@ def as_detail(view: DeviceView, on: Screen = PLAIN) -> str:
     ]
     heads = ("RULE", "PHASE", "MEASURED", "THRESHOLD", "FOR", "TO GO", "CLEARS")
     table = screen_section("RULES", heads, rows, on, optional=("TO GO",)) if rows else ""
-    return joined(_as_table([view], on), table)
+    return joined(health_table([view], on), table)
 
 
 def show_rules(config: Config, options: argparse.Namespace) -> int:
