@@ -104,9 +104,9 @@ class CablingCheck:
             sorted((rail for rail, count in links.items() if MAJORITY * count > least), key=rail_order)
         )
 
-    def rails(self, group: SwitchGroup) -> frozenset[str]:
-        """The rails of the group's switches that serve one rail each."""
-        served = map(self.served, group.leaves)
+    def rails(self, switches: Iterable[str]) -> frozenset[str]:
+        """The rails of those switches that serve one rail each."""
+        served = map(self.served, switches)
         return frozenset([rails[0] for rails in served if len(rails) == 1])
 
     def rails_of(self, group: SwitchGroup, pattern: CablingPattern | None = None) -> GroupRails:
@@ -265,6 +265,9 @@ class CablingCheck:
         self, node: str, report: CompactReport, pattern: CablingPattern, group: SwitchGroup
     ) -> Iterator[Anomaly]:
         rails = self.rails_of(group, pattern)
+        usual = self.rails_of(group).switch
+        if 2 * len(usual.keys() & rails.switch.keys()) <= len(usual):
+            usual = {}  # a gateway has rails of its own
         foreign: dict[int, SwitchGroup] = {}
         strange: list[int] = []
         wrong: list[int] = []
@@ -278,7 +281,7 @@ class CablingCheck:
             elif home is not None and home is not group:
                 # Without a switch of this rail in the node's group, the two groups may share this one, except where
                 # the topology file defines them.
-                if slot.rail in rails.switch or home.static:
+                if slot.rail in rails.switch or slot.rail in usual or home.static:
                     foreign[i] = home
             elif key and not self._serves(key, slot.rail, rails):
                 wrong.append(i)
@@ -290,7 +293,7 @@ class CablingCheck:
             self._shifted.setdefault((rails, steps), []).append(node)
             return
         for i, home in foreign.items():
-            yield foreign_leaf(node, pattern, i, home, rails)
+            yield foreign_leaf(node, pattern, i, home, {**usual, **rails.switch})
         for i in strange:
             yield foreign_switch(node, pattern, i, rails)
         for i in miscabled:
@@ -446,12 +449,8 @@ class CablingCheck:
         """A group that falls into several parts, each with nodes, if exactly half is no majority."""
         if not group.tied or group.leafless:
             return
-        parts: list[frozenset[str]] = []
-        covered: set[str] = set()
-        for leaf in group.leaves:
-            if leaf not in covered:
-                parts.append(frozenset(self._votes.pairs.reach(leaf, strictly=True)[0]))
-                covered |= parts[-1]
+        strict = self._votes.pairs.strict_parts()
+        parts = {frozenset(strict[leaf]) for leaf in group.leaves}
         inhabited = sorted(min(part) for part in parts if _has_nodes(part, group.voters))
         if len(inhabited) > 1:
             message = (

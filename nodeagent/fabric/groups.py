@@ -1,17 +1,26 @@
 """Which switches belong together: the join rule, and the groups that it makes.
 
-* Two switches are joined when at least half of the members that decide on them have both. A member decides if it has
-  one of the two, and a neighbor on a rail that the other one serves. So a cable that is not there yet is no evidence,
-  and a unit that is half cabled is one group. Chains of joined switches are one group. A member is a node with its
-  leaf switches, or in a higher tier a group with its uplinks.
-* Exactly half supports both answers. The published tree decides then; without one, the switches are joined.
+* A member is a node with its leaf switches, or in a higher tier a group with its uplinks. It decides on two switches if
+  it has one of them, and a neighbor on a rail that the other one serves. So a cable that is not there yet is no
+  evidence, and a unit that is half cabled is one group.
+* Two parts, sets of switches, are joined if more than half of all decisions on their pairs are for it, and if two
+  members at least have switches of both. Whatever one member says, the others decide. One member joins what nobody else
+  has: its own switches to those of others, but not these to a third part.
+* The parts that reports alone leave are whole from then on, and the published tree joins them: those of one object,
+  unless most decisions are against it. It is the object that lists most of a part. So what is published stays so, and a
+  plan from the tree of this plan makes the same groups.
+* Exactly half supports both answers. Parts of two objects stay apart then, and a part that no object lists joins the
+  one that has most of its members.
 * Nodes with identical cabling are counted together, so that a sum over 100,000 nodes is one over a few thousand
-  patterns.
+  patterns. Switches with the same members are joined without counting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain, combinations
+from typing import NamedTuple
 
 from nodeagent.fabric.reports import CompactReport, Shape
 
@@ -81,12 +90,12 @@ class SwitchGraph:
     """
 
     def __init__(
-        self, apart: Callable[[str, str], bool], static: Mapping[str, tuple[str, ...]] | None = None
+        self, homes: Mapping[str, str] | None = None, static: Mapping[str, tuple[str, ...]] | None = None
     ) -> None:
-        """``apart``: two switches are published in different objects. ``static``: the switches of each group of
-        the topology file.
+        """``homes`` is the published object that lists a switch. ``static``: the switches of each group of the
+        topology file.
         """
-        self._apart = apart
+        self.homes = homes or {}
         self.static = {leaf: leaves for leaves in (static or {}).values() for leaf in leaves}
         self._degree: dict[str, int] = {}
         self._common: dict[str, dict[str, int]] = {}
@@ -95,6 +104,11 @@ class SwitchGraph:
         self._deciding: dict[str, dict[frozenset[str], int]] = {}
         self._served: dict[str, frozenset[str]] = {}
         self._left_out: frozenset[str] = frozenset()
+        self._further: dict[tuple[str, str], int] = {}
+        """The links of a rail to a switch beside the first one of each member."""
+        self._rows: list[tuple[Sequence[str], int]] = []
+        """The switch of each link of a member, and how many members have this cabling."""
+        self._strict: dict[str, tuple[str, ...]] = {}
         self.rails: dict[str, dict[str, int]] = {}
         self.of: dict[str, SwitchGroup] = {}
 
@@ -108,9 +122,14 @@ class SwitchGraph:
         """
         degree, common = self._degree, self._common
         cabled = [(leaf, rail) for leaf, rail in links if leaf]
+        self._rows.append(([leaf for leaf, _ in cabled] or leaves, members))
         for leaf, rail in cabled:
             counts = self.rails.setdefault(leaf, {})
             counts[rail] = counts.get(rail, 0) + members
+        if len(places := Counter(cabled)) < len(cabled):
+            for (leaf, rail), count in places.items():
+                if count > 1:
+                    self._further[leaf, rail] = self._further.get((leaf, rail), 0) + (count - 1) * members
         known = frozenset(rail for _, rail in cabled)
         for leaf in leaves:
             reached = self._reached.setdefault(leaf, {})
@@ -132,13 +151,87 @@ class SwitchGraph:
     def form_groups(self) -> list[SwitchGroup]:
         """Group all switches; the groups are sorted by their switches."""
         groups = []
-        for leaf in sorted(self._degree):
-            if leaf not in self.of and leaf not in self._left_out:
-                leaves, tied = self.reach(leaf)
-                group = SwitchGroup(leaves, tied=tied)
-                self.of.update(dict.fromkeys(leaves, group))
-                groups.append(group)
+        for formed in self._form_parts():
+            groups.append(SwitchGroup(formed.leaves, tied=formed.tied))
+            self.of.update(dict.fromkeys(formed.leaves, groups[-1]))
+            for part in formed.strict:
+                self._strict.update(dict.fromkeys(part, part))
         return groups
+
+    def strict_parts(self) -> Mapping[str, tuple[str, ...]]:
+        """The switches of each switch's group, sorted, if exactly half were not enough."""
+        return self._strict
+
+    def _form_parts(self) -> list[_Group]:
+        degree, static, left_out = self._degree, self.static, self._left_out
+        done: set[str] = set()
+        groups: list[_Group] = []
+        islands: list[tuple[str, ...]] = []
+        whole: list[tuple[str, ...]] = []
+        for leaf in sorted(degree):
+            if leaf in done or leaf in left_out:
+                continue
+            if leaf in static:
+                island = tuple(sorted(other for other in static[leaf] if other in degree))
+                groups.append(_Group(island, (island,), tied=False))
+                done.update(island)
+                continue
+            mine, row = degree[leaf], self._common[leaf]
+            others = row.keys() - static.keys() - left_out if static or left_out else row.keys()
+            same = [other for other in others if row[other] == mine == degree[other]]
+            island = tuple(sorted((leaf, *same)))
+            done.update(island)
+            (whole if len(same) == len(others) else islands).append(island)
+        divided = self._divided(whole, islands)
+        islands += (island for island in whole if island in divided)
+        groups += (_Group(island, (island,), tied=False) for island in whole if island not in divided)
+        if islands:
+            groups += _Joins(self, islands).groups()
+        groups.sort(key=lambda group: group.leaves)
+        return groups
+
+    def _divided(self, *islands: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
+        """Islands that are published together with others."""
+        first: dict[str, tuple[str, ...]] = {}
+        divided: set[tuple[str, ...]] = set()
+        for island in chain.from_iterable(islands):
+            for leaf in island:
+                home = self.homes.get(leaf)
+                if home is not None and (other := first.setdefault(home, island)) is not island:
+                    divided.update((island, other))
+        return divided
+
+    def common(self, leaf: str) -> Mapping[str, int]:
+        """The number of members that a switch has in common with each other switch."""
+        return self._common[leaf]
+
+    def degree(self, leaf: str) -> int:
+        """The number of members of a switch."""
+        return self._degree.get(leaf, 0)
+
+    def alone(self) -> frozenset[str]:
+        """The switches of one member."""
+        return frozenset(leaf for leaf, members in self._degree.items() if members == 1)
+
+    def inhabited(self, parts: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+        """Those of these parts that have most links of some member."""
+        part_of = {leaf: part for part in parts for leaf in part} | self.static
+        weight = {part: sum(map(self.degree, part)) for part in set(part_of.values())}
+        found: set[tuple[str, ...]] = set()
+        for row, _ in self._rows:
+            votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
+            if votes:
+                found.add(min(votes, key=lambda part: (-votes[part], -weight[part], part)))
+        return found
+
+    def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
+        """The members of these switches, those with identical cabling once, by number."""
+        found: dict[str, set[int]] = {leaf: set() for leaf in leaves}
+        for i, (row, _) in enumerate(self._rows):
+            for leaf in row:
+                if leaf in found:
+                    found[leaf].add(i)
+        return found
 
     def merge(self, groups: Collection[SwitchGroup]) -> SwitchGroup:
         """Make one group of several."""
@@ -154,36 +247,6 @@ class SwitchGraph:
         """How many members have both switches, and how many decide on this pair."""
         both = self._common.get(leaf, {}).get(other, 0)
         return both, max(both, self._decide(leaf, other) + self._decide(other, leaf) - both)
-
-    def reach(self, start: str, *, strictly: bool = False) -> tuple[tuple[str, ...], bool]:
-        """All switches that chains of joins reach, sorted, and whether one of these joins is exactly half.
-
-        ``strictly`` leaves out joins of exactly half.
-        """
-        reached, todo, tied = {start}, [start], False
-        common, degree, static, left_out = self._common, self._degree, self.static, self._left_out
-        while todo:
-            leaf = todo.pop()
-            if leaf in static:
-                todo += (other for other in static[leaf] if other in degree and other not in reached)
-                reached.update(todo)
-                continue
-            mine = degree[leaf]
-            for other, shared in common[leaf].items():
-                if other in reached or other in static or other in left_out:
-                    continue
-                if not shared == mine == degree[other]:
-                    both, deciding = self.overlap(leaf, other)
-                    surplus = 2 * both - deciding
-                    if surplus < 0:
-                        continue
-                    if surplus == 0:
-                        if strictly or self._apart(leaf, other):
-                            continue
-                        tied = True
-                reached.add(other)
-                todo.append(other)
-        return tuple(sorted(reached)), tied
 
     def find_shared(self) -> dict[str, tuple[str, str]]:
         """The switches that several leaf groups share, such as those of a storage network or of an upper tier.
@@ -206,7 +269,9 @@ class SwitchGraph:
     def _shared_by(self, leaf: str) -> tuple[str, str] | None:
         """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
 
-        The second one needs two members, since one may be a wrong cable, or two thirds of three.
+        Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail: few
+        may be at other odd switches. The second switch needs two members that the first one has not, and two on this
+        rail, since one may be a wrong cable; or the first one has no more than two, and all are at the rail.
         """
         by_rail: dict[str, list[tuple[int, str]]] = {}
         for other, both in self._common[leaf].items():
@@ -214,24 +279,49 @@ class SwitchGraph:
                 for rail in self._rails_of(other):
                     by_rail.setdefault(rail, []).append((-both, other))
         pairs: list[tuple[int, str, str]] = []
-        for others in by_rail.values():
+        for rail, others in by_rail.items():
+            silent = self._count_silent(leaf, rail)
+            if 2 * silent > self._degree[leaf]:
+                continue
             others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
             first, most = others[0]
             for both, other in others[1:]:
                 common, deciding = self.overlap(most, other)
-                if 2 * common >= deciding or (MAJORITY * both > first and self._has_few_rails(other, most)):
+                if 2 * common >= min(deciding, self._degree[other]) or (
+                    MAJORITY * both > first and self._has_few_rails(other, most)
+                ):
                     continue
-                if both < -1 or first >= -2:
+                if (
+                    (-both - common > 1 or (both < -1 and self._count_apart(leaf, other, most) > 1))
+                    and self._members_on(other, rail) > 1
+                ) or (first >= -2 and not silent):
                     pairs.append((both, most, other))
                 break
         if not pairs:
             return None
         both, one, another = min(pairs)
+        least = {each: min(2, self._common[leaf][each]) for each in (one, another)}
         around = self._common[one].keys() & self._common[another].keys()
-        sharing = {other for other in around if self._covers(other, one) and self._covers(other, another)}
-        own = 1 + max(self._count_joined(one, sharing), self._count_joined(another, sharing))
+        sharing = {
+            other
+            for other in around
+            if all(
+                self._covers(other, each) and self._common[other][each] >= few for each, few in least.items()
+            )
+        }
+        own = 1 + max(self._count_joined(each, sharing, few) for each, few in least.items())
         alone = both == -1 and self._common[leaf][one] == 1
         return (one, another) if len(sharing) <= (own - 1 if alone else 2 * own) else None
+
+    def _count_apart(self, leaf: str, other: str, first: str) -> int:
+        """How many members have these two switches, and not the first one."""
+        return sum(
+            members for row, members in self._rows if leaf in row and other in row and first not in row
+        )
+
+    def _count_silent(self, leaf: str, rail: str) -> int:
+        """How many members of a switch have no neighbor on this rail."""
+        return sum(members for known, members in self._reached[leaf].items() if known and rail not in known)
 
     def _has_few_rails(self, leaf: str, other: str) -> bool:
         """Whether the members have less than half of the other's rails, as gateways beside nodes with eight NICs: their
@@ -239,9 +329,10 @@ class SwitchGraph:
         rails, others = (max(map(len, self._reached[one])) for one in (leaf, other))
         return 2 * rails < others
 
-    def _count_joined(self, leaf: str, except_for: Collection[str]) -> int:
+    def _count_joined(self, leaf: str, except_for: Collection[str], least: int) -> int:
+        """How many switches most members have together with this one, and ``least`` members at least."""
         pairs = (self.overlap(leaf, other) for other in self._common[leaf].keys() - except_for)
-        return sum(2 * both >= deciding for both, deciding in pairs)
+        return sum(both >= least and 2 * both >= deciding for both, deciding in pairs)
 
     def _covers(self, leaf: str, other: str) -> bool:
         """Of the members of ``other`` that decide, more than half have ``leaf`` too."""
@@ -259,14 +350,207 @@ class SwitchGraph:
             )
         return count
 
+    def _members_on(self, leaf: str, rail: str) -> int:
+        """How many members have a link of this rail to a switch."""
+        return self.rails[leaf].get(rail, 0) - self._further.get((leaf, rail), 0)
+
     def _rails_of(self, leaf: str) -> frozenset[str]:
         """The rails that a switch serves; none: every rail."""
         served = self._served.get(leaf)
         if served is None:
-            counts = self.rails.get(leaf, {})
+            counts = {rail: self._members_on(leaf, rail) for rail in self.rails.get(leaf, ())}
             least = max(counts.values(), default=0) / MAJORITY
             served = self._served[leaf] = frozenset(rail for rail, count in counts.items() if count > least)
         return served
+
+
+class _Group(NamedTuple):
+    """Switches of a group, sorted; ``strict`` are its parts if exactly half were not enough."""
+
+    leaves: tuple[str, ...]
+    strict: tuple[tuple[str, ...], ...]
+    tied: bool
+
+
+class _Joins:
+    """Joins islands: switches with the same members, which other members have in common with further switches.
+
+    Reports alone join the parts. Published objects and decisions of exactly half then join whole parts, each of which
+    keeps to one object, so that a plan from the tree of this plan makes the same groups.
+    """
+
+    def __init__(self, graph: SwitchGraph, islands: Sequence[tuple[str, ...]]) -> None:
+        self._graph, self._islands = graph, islands
+        self._tallies: dict[tuple[int, int], tuple[int, int]] = {}
+        self._witnesses: dict[str, set[int]] | None = None
+        self._near = self._neighbors()
+
+    def groups(self) -> list[_Group]:
+        parts = self._by_reports()
+        has_nodes = self._graph.inhabited(map(self._leaves, parts))
+        inhabited = [self._leaves(part) in has_nodes for part in parts]
+        home = [self._home(part) if inhabited[i] else "" for i, part in enumerate(parts)]
+        strict, tied = _Union(len(parts)), _Union(len(parts))
+        together: dict[str, list[int]] = {}
+        for i, name in enumerate(home):
+            if name:
+                together.setdefault(name, []).append(i)
+        for i, j in chain.from_iterable(combinations(found, 2) for found in together.values()):
+            surplus, votes = self._tally(parts[i], parts[j])
+            if surplus > 0 or surplus == votes == 0:
+                strict.join(i, j)
+            if surplus >= 0:
+                tied.join(i, j)
+        self._follow(parts, inhabited, home, tied)
+        groups: list[_Group] = []
+        for group in tied.sets(range(len(parts))):
+            inner = [self._leaves(chain.from_iterable(parts[i] for i in part)) for part in strict.sets(group)]
+            groups.append(
+                _Group(tuple(sorted(chain.from_iterable(inner))), tuple(inner), tied=len(inner) > 1)
+            )
+        return groups
+
+    def _by_reports(self) -> list[list[int]]:
+        """Join what most decisions are for, the clearest majority first. Switches of one member come last: however many
+        it names, they join what others have joined.
+
+        A join that is refused is tried again when others have been made.
+        """
+        part_of = [[i] for i in range(len(self._islands))]
+        found: list[tuple[bool, float, int, int, int]] = []
+        for i, near in enumerate(self._near):
+            for j in near:
+                surplus, votes = self._pair(i, j) if j > i else (-1, 0)
+                if surplus >= 0:
+                    alone = min(self._degree(i), self._degree(j)) == 1
+                    found.append((alone, surplus / (surplus - 2 * votes), -surplus, i, j))
+        found.sort()
+        for alone in (False, True):
+            todo, count = [(i, j) for one, *_, i, j in found if one == alone], -1
+            while len(todo) != count:
+                count, rest = len(todo), []
+                for i, j in todo:
+                    one, other = part_of[i], part_of[j]
+                    if one is other:
+                        continue
+                    if self._tally(one, other)[0] > 0 and self._are_witnessed(one, other):
+                        one += other
+                        for k in other:
+                            part_of[k] = one
+                    else:
+                        rest.append((i, j))
+                todo = rest
+        return list({id(part): part for part in part_of}.values())
+
+    def _follow(
+        self,
+        parts: Sequence[list[int]],
+        inhabited: Sequence[bool],
+        home: Sequence[str],
+        joined: _Union,
+    ) -> None:
+        """Join each part that no object lists to one with nodes, if exactly half of the decisions are for it, and fewer
+        for each other one. Of two parts with nodes, the other one is published, or larger: no two that are published
+        are joined."""
+        at = {i: place for place, part in enumerate(parts) for i in part}
+        weight = [sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts]
+        for place, part in enumerate(parts):
+            if home[place]:
+                continue
+            found: list[tuple[int, int]] = []
+            for other in sorted({at[j] for i in part for j in self._near[i]} - {place}):
+                larger = (weight[other], -other) > (weight[place], -place)
+                if not inhabited[other] or (inhabited[place] and not (home[other] or larger)):
+                    continue
+                surplus, votes = self._tally(part, parts[other])
+                if surplus == 0 < votes and self._are_witnessed(part, parts[other]):
+                    found.append((-votes, other))
+            found.sort()
+            if found and found[0][0] < min((votes for votes, _ in found[1:]), default=0):
+                joined.join(place, found[0][1])
+
+    def _neighbors(self) -> list[set[int]]:
+        """The islands that share members with each one."""
+        at = {leaf: i for i, island in enumerate(self._islands) for leaf in island}
+        return [
+            {at[leaf] for leaf in self._graph.common(island[0]) if leaf in at} - {i}
+            for i, island in enumerate(self._islands)
+        ]
+
+    def _leaves(self, islands: Iterable[int]) -> tuple[str, ...]:
+        return tuple(sorted(leaf for i in islands for leaf in self._islands[i]))
+
+    def _pair(self, i: int, j: int) -> tuple[int, int]:
+        """Of the decisions on all pairs of switches of two islands, how many more are for a join than against it, and
+        how many are for it."""
+        known = self._tallies.get((i, j))
+        if known is None:
+            surplus = votes = 0
+            for one in self._islands[i]:
+                for other in self._islands[j]:
+                    both, deciding = self._graph.overlap(one, other)
+                    surplus += 2 * both - deciding
+                    votes += both
+            known = self._tallies[i, j] = self._tallies[j, i] = surplus, votes
+        return known
+
+    def _tally(self, one: Collection[int], other: Collection[int]) -> tuple[int, int]:
+        """The same of two parts."""
+        tallies = [self._pair(i, j) for i in one for j in other]
+        return sum(tally[0] for tally in tallies), sum(tally[1] for tally in tallies)
+
+    def _are_witnessed(self, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Two members have switches of both; or one member, and nobody else has any of one side."""
+        if any(len(part) == 1 and self._degree(part[0]) == 1 for part in (one, other)):
+            return True
+        for i in one:
+            common = self._graph.common(self._islands[i][0])
+            if any(common.get(self._islands[j][0], 0) > 1 for j in other):
+                return True
+        if self._witnesses is None:
+            self._witnesses = self._graph.witnesses([island[0] for island in self._islands])
+        members, others = (
+            set[int]().union(*(self._witnesses[self._islands[i][0]] for i in part)) for part in (one, other)
+        )
+        return len(members & others) > 1
+
+    def _degree(self, i: int) -> int:
+        return self._graph.degree(self._islands[i][0])
+
+    def _home(self, part: Iterable[int]) -> str:
+        """The published object that lists most of a part, by links: one, so that no part joins those of two objects.
+
+        Switches of one member count only where there are no others.
+        """
+        homes, weight = self._graph.homes, defaultdict[str, list[int]](lambda: [0, 0])
+        for i in part:
+            for leaf in self._islands[i]:
+                if (home := homes.get(leaf)) is not None:
+                    weight[home][0] += self._degree(i) - 1
+                    weight[home][1] += 1
+        return min(weight, key=lambda home: ([-count for count in weight[home]], home), default="")
+
+
+class _Union:
+    """Disjoint sets of numbers."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def join(self, i: int, j: int) -> None:
+        i, j = sorted((self._root(i), self._root(j)))
+        self._parent[j] = i
+
+    def sets(self, numbers: Iterable[int]) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for i in numbers:
+            found.setdefault(self._root(i), []).append(i)
+        return list(found.values())
+
+    def _root(self, i: int) -> int:
+        while (parent := self._parent[i]) != i:
+            self._parent[i] = i = self._parent[parent]
+        return i
 
 
 def count_votes(

@@ -11,7 +11,7 @@ switches, a pattern on the names of leaf switches, and the assertion that all gr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from nodeagent.fabric.fabric_settings import FabricRules
@@ -64,19 +64,19 @@ class UplinkSources:
         self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
         self._by_switch = ((FILE, topology.uplinks), (CABLES, cables), (LLDP, uplinks))
 
-    def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
-        """The switches above an item (or names that stand for them), and the source.
+    def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[list[str], str]:
+        """The switches above an item (or names that stand for them), once for each of its switches, and the source.
 
         ``below`` are all switches of the same and lower tiers: a peer link is no uplink.
         """
         for source, known in self._by_switch:
-            ups = {up for switch in item.switches for up in known.get(switch, ())} - below
+            ups = [up for switch in item.switches for up in known.get(switch, ()) if up not in below]
             if ups:
-                return frozenset(ups), source
+                return ups, source
         if not self._patterns:
-            return frozenset(), PATTERN
+            return [], PATTERN
         names = (self._group_name(tier, leaf) for leaf in item.leaves)
-        return frozenset(name for name in names if name), PATTERN
+        return [name for name in names if name], PATTERN
 
     def of(self, switch: str) -> set[str]:
         """The switches above one, of all sources but the patterns."""
@@ -125,9 +125,11 @@ class UpperTiers:
         is_taken: Callable[[str], bool],
         before: Mapping[int, Placement],
         now: float,
+        alone: Collection[str] = (),
     ) -> None:
         """``leaves`` are the leaf groups with their switches, ``cables`` the uplinks from the file of InfiniBand.
         ``announced`` are the names of switches that reports mention. ``before`` are the last plan's ``placements``.
+        ``alone`` are the switches that one node reports: it may name a spine, which is above the others nevertheless.
         """
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
         self.uplinks = UplinkSources(rules, topology, cables, uplinks, announced)
@@ -137,15 +139,19 @@ class UpperTiers:
         self.parent: dict[str, str] = {}
         self.placements: dict[int, Placement] = {}
         self.active: list[Placement] = []
-        self._build({name: TierItem(switches, switches) for name, switches in leaves.items()})
+        self._build(
+            {name: TierItem(switches, switches) for name, switches in leaves.items()}, frozenset(alone)
+        )
 
     @property
     def breaker(self) -> Breaker | None:
         breakers = (placement.breaker for placement in self.active)
         return next((breaker for breaker in breakers if breaker is not None), None)
 
-    def _build(self, items: dict[str, TierItem]) -> None:
+    def _build(self, items: dict[str, TierItem], alone: frozenset[str]) -> None:
         below = frozenset(switch for item in items.values() for switch in item.switches)
+        if alone:
+            below -= alone & set().union(*map(self.uplinks.of, below - alone))
         tier, kept = LEAF + 1, False
         known: set[str] = set()
         for level in range(LEAF + 1, len(TIER_NAMES)):
@@ -179,9 +185,9 @@ class UpperTiers:
     def _groups(self, items: Mapping[str, TierItem], tier: int, below: frozenset[str]) -> list[_UpperGroup]:
         """The items that belong together according to their uplinks."""
         ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
-        graph = SwitchGraph(_never_apart)
+        graph = SwitchGraph()
         for switches, _ in ups.values():
-            graph.add(tuple(sorted(switches)), 1)
+            graph.add(tuple(sorted(set(switches))), 1)
         graph.form_groups()
         members: dict[SwitchGroup, list[str]] = {}
         for name, (switches, _) in ups.items():
@@ -294,11 +300,6 @@ class _Tier:
         source = self._published[here].note(DERIVED_FROM)
         named = bool(self._rules.tiers.name_patterns) and item in self._silent
         return source == LLDP or (source == PATTERN and named)
-
-
-def _never_apart(_one: str, _other: str) -> bool:
-    """No object lists the switches above the leaves, so the published tree cannot separate them."""
-    return False
 
 
 def _invert(places: Mapping[str, str]) -> dict[str, list[str]]:
