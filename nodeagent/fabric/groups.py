@@ -306,7 +306,9 @@ class SwitchGraph:
             other
             for other in around
             if all(
-                self._covers(other, each) and self._common[other][each] >= few for each, few in least.items()
+                self._covers(other, each)
+                and self._common[other][each] >= max(few, _confirmed_third(self._common[leaf][each]))
+                for each, few in least.items()
             )
         }
         own = 1 + max(self._count_joined(each, sharing, few) for each, few in least.items())
@@ -364,6 +366,11 @@ class SwitchGraph:
         return served
 
 
+def _confirmed_third(members: int) -> int:
+    """More than a third of three members or more without any one of them. A border switch has fewer of a unit's."""
+    return members // MAJORITY + 2 if members >= MAJORITY else 0
+
+
 class _Group(NamedTuple):
     """Switches of a group, sorted; ``strict`` are its parts if exactly half were not enough."""
 
@@ -389,7 +396,7 @@ class _Joins:
         parts = self._by_reports()
         has_nodes = self._graph.inhabited(map(self._leaves, parts))
         inhabited = [self._leaves(part) in has_nodes for part in parts]
-        home = [self._home(part) if inhabited[i] else "" for i, part in enumerate(parts)]
+        home = [self._home(part) for part in parts]
         strict, tied = _Union(len(parts)), _Union(len(parts))
         together: dict[str, list[int]] = {}
         for i, name in enumerate(home):

@@ -79,6 +79,7 @@ def grow(hall: Hall, chance: random.Random) -> Iterator[str]:
 
 @settings(max_examples=examples(30))
 @example(seed=5268, units=2, size=2, rails=4)
+@example(seed=17180, units=2, size=5, rails=6)
 @given(seed=SEED, units=st.integers(1, 3), size=st.integers(1, 5), rails=st.sampled_from((1, 2, 4, 6)))
 def test_a_hall_that_grows_cable_by_cable_has_no_anomaly_and_loses_no_name(
     seed: int, units: int, size: int, rails: int
