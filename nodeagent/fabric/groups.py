@@ -106,8 +106,10 @@ class SwitchGraph:
         self._left_out: frozenset[str] = frozenset()
         self._further: dict[tuple[str, str], int] = {}
         """The links of a rail to a switch beside the first one of each member."""
-        self._rows: list[tuple[Sequence[str], int]] = []
-        """The switch of each link of a member, and how many members have this cabling."""
+        self._rows: list[tuple[Sequence[str], frozenset[str], int]] = []
+        """The switch of each link of a member, the rails that it reaches, and how many members have this cabling."""
+        self._rail_sets: dict[frozenset[str], frozenset[str]] = {}
+        self._at_odd_rails: dict[tuple[str, str], int] | None = None
         self._strict: dict[str, tuple[str, ...]] = {}
         self.rails: dict[str, dict[str, int]] = {}
         self.of: dict[str, SwitchGroup] = {}
@@ -122,7 +124,6 @@ class SwitchGraph:
         """
         degree, common = self._degree, self._common
         cabled = [(leaf, rail) for leaf, rail in links if leaf]
-        self._rows.append(([leaf for leaf, _ in cabled] or leaves, members))
         for leaf, rail in cabled:
             counts = self.rails.setdefault(leaf, {})
             counts[rail] = counts.get(rail, 0) + members
@@ -130,7 +131,9 @@ class SwitchGraph:
             for (leaf, rail), count in places.items():
                 if count > 1:
                     self._further[leaf, rail] = self._further.get((leaf, rail), 0) + (count - 1) * members
-        known = frozenset(rail for _, rail in cabled)
+        known = frozenset([rail for _, rail in cabled])
+        known = self._rail_sets.setdefault(known, known)
+        self._rows.append(([leaf for leaf, _ in cabled] or leaves, known, members))
         for leaf in leaves:
             reached = self._reached.setdefault(leaf, {})
             reached[known] = reached.get(known, 0) + members
@@ -209,16 +212,12 @@ class SwitchGraph:
         """The number of members of a switch."""
         return self._degree.get(leaf, 0)
 
-    def alone(self) -> frozenset[str]:
-        """The switches of one member."""
-        return frozenset(leaf for leaf, members in self._degree.items() if members == 1)
-
     def inhabited(self, parts: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
         """Those of these parts that have most links of some member."""
         part_of = {leaf: part for part in parts for leaf in part} | self.static
         weight = {part: sum(map(self.degree, part)) for part in set(part_of.values())}
         found: set[tuple[str, ...]] = set()
-        for row, _ in self._rows:
+        for row, _, _ in self._rows:
             votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
             if votes:
                 found.add(min(votes, key=lambda part: (-votes[part], -weight[part], part)))
@@ -227,7 +226,7 @@ class SwitchGraph:
     def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
         """The members of these switches, those with identical cabling once, by number."""
         found: dict[str, set[int]] = {leaf: set() for leaf in leaves}
-        for i, (row, _) in enumerate(self._rows):
+        for i, (row, _, _) in enumerate(self._rows):
             for leaf in row:
                 if leaf in found:
                     found[leaf].add(i)
@@ -246,7 +245,7 @@ class SwitchGraph:
     def overlap(self, leaf: str, other: str) -> tuple[int, int]:
         """How many members have both switches, and how many decide on this pair."""
         both = self._common.get(leaf, {}).get(other, 0)
-        return both, max(both, self._decide(leaf, other) + self._decide(other, leaf) - both)
+        return both, self._decide(leaf, other) + self._decide(other, leaf) - both
 
     def find_shared(self) -> dict[str, tuple[str, str]]:
         """The switches that several leaf groups share, such as those of a storage network or of an upper tier.
@@ -318,7 +317,7 @@ class SwitchGraph:
     def _count_apart(self, leaf: str, other: str, first: str) -> int:
         """How many members have these two switches, and not the first one."""
         return sum(
-            members for row, members in self._rows if leaf in row and other in row and first not in row
+            members for row, _, members in self._rows if leaf in row and other in row and first not in row
         )
 
     def _count_silent(self, leaf: str, rail: str) -> int:
@@ -341,7 +340,7 @@ class SwitchGraph:
         return 2 * self._common[leaf].get(other, 0) > self._decide(other, leaf)
 
     def _decide(self, leaf: str, other: str) -> int:
-        """How many members of ``leaf`` have a neighbor on a rail of ``other``."""
+        """How many members of ``leaf`` have ``other`` too, or a neighbor on a rail of it."""
         served = self._rails_of(other)
         counts = self._deciding.setdefault(leaf, {})
         if (count := counts.get(served)) is None:
@@ -350,7 +349,27 @@ class SwitchGraph:
                 for known, members in self._reached.get(leaf, {}).items()
                 if not known or not served or not known.isdisjoint(served)
             )
-        return count
+        return count + self._find_at_odd_rails().get((leaf, other), 0)
+
+    def _find_at_odd_rails(self) -> Mapping[tuple[str, str], int]:
+        """How many members of the first switch have the second one too, and reach none of its rails."""
+        if self._at_odd_rails is None:
+            odd = {
+                (leaf, known)
+                for leaf, reached in self._reached.items()
+                for known in reached
+                if known and (served := self._rails_of(leaf)) and known.isdisjoint(served)
+            }
+            found = self._at_odd_rails = {}
+            sets = {known for _, known in odd}
+            for row, known, members in self._rows if odd else ():
+                if known in sets:
+                    leaves = set(row)
+                    for other in leaves:
+                        if (other, known) in odd:
+                            for leaf in leaves - {other}:
+                                found[leaf, other] = found.get((leaf, other), 0) + members
+        return self._at_odd_rails
 
     def _members_on(self, leaf: str, rail: str) -> int:
         """How many members have a link of this rail to a switch."""
@@ -571,8 +590,13 @@ def count_votes(
     for key in keys:
         if key and (group := group_of.get(key)) is not None:
             votes[group] = votes.get(group, 0) + 1
+    return votes, best_of(votes, weight)
+
+
+def best_of(votes: Mapping[SwitchGroup, int], weight: Callable[[SwitchGroup], int]) -> SwitchGroup | None:
+    """The group with most votes; of equal ones as ``count_votes`` has it."""
     if len(votes) < 2:
-        return votes, next(iter(votes), None)
+        return next(iter(votes), None)
     most = max(votes.values())
     equals = [group for group, count in votes.items() if count == most]
-    return votes, min(equals, key=lambda group: (-weight(group), group.anchor))
+    return min(equals, key=lambda group: (-weight(group), group.anchor))
