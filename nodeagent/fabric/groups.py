@@ -337,7 +337,8 @@ class SwitchGraph:
 
     def _covers(self, leaf: str, other: str) -> bool:
         """Of the members of ``other`` that decide, more than half have ``leaf`` too."""
-        return 2 * self._common[leaf].get(other, 0) > self._decide(other, leaf)
+        twice = 2 * self._common[leaf].get(other, 0)
+        return twice > self._degree[other] or twice > self._decide(other, leaf)
 
     def _decide(self, leaf: str, other: str) -> int:
         """How many members of ``leaf`` have ``other`` too, or a neighbor on a rail of it."""
@@ -477,9 +478,11 @@ class _Joins:
     ) -> None:
         """Join each part that no object lists to one with nodes, if exactly half of the decisions are for it, and fewer
         for each other one. Of two parts with nodes, the other one is published, or larger: no two that are published
-        are joined."""
+        are joined. Of several parts with nodes that would join one, the one with most decisions for it does, or none:
+        nothing says that the others belong to it."""
         at = {i: place for place, part in enumerate(parts) for i in part}
         weight = [sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts]
+        joins: dict[int, list[tuple[int, int]]] = {}
         for place, part in enumerate(parts):
             if home[place]:
                 continue
@@ -493,7 +496,15 @@ class _Joins:
                     found.append((-votes, other))
             found.sort()
             if found and found[0][0] < min((votes for votes, _ in found[1:]), default=0):
-                joined.join(place, found[0][1])
+                votes, other = found[0]
+                if inhabited[place]:
+                    joins.setdefault(other, []).append((votes, place))
+                else:
+                    joined.join(place, other)
+        for other, following in joins.items():
+            following.sort()
+            if len(following) == 1 or following[0][0] < following[1][0]:
+                joined.join(following[0][1], other)
 
     def _neighbors(self) -> list[set[int]]:
         """The islands that share members with each one."""
