@@ -127,8 +127,8 @@ class SwitchGraph:
         for leaf, rail in cabled:
             counts = self.rails.setdefault(leaf, {})
             counts[rail] = counts.get(rail, 0) + members
-        if len(places := Counter(cabled)) < len(cabled):
-            for (leaf, rail), count in places.items():
+        if len(set(cabled)) < len(cabled):
+            for (leaf, rail), count in Counter(cabled).items():
                 if count > 1:
                     self._further[leaf, rail] = self._further.get((leaf, rail), 0) + (count - 1) * members
         known = frozenset([rail for _, rail in cabled])
@@ -197,6 +197,8 @@ class SwitchGraph:
         """Islands that are published together with others."""
         first: dict[str, tuple[str, ...]] = {}
         divided: set[tuple[str, ...]] = set()
+        if not self.homes:
+            return divided
         for island in chain.from_iterable(islands):
             for leaf in island:
                 home = self.homes.get(leaf)
@@ -279,6 +281,8 @@ class SwitchGraph:
                     by_rail.setdefault(rail, []).append((-both, other))
         pairs: list[tuple[int, str, str]] = []
         for rail, others in by_rail.items():
+            if len(others) < 2:
+                continue
             silent = self._count_silent(leaf, rail)
             if 2 * silent > self._degree[leaf]:
                 continue
@@ -380,9 +384,12 @@ class SwitchGraph:
         """The rails that a switch serves; none: every rail."""
         served = self._served.get(leaf)
         if served is None:
-            counts = {rail: self._members_on(leaf, rail) for rail in self.rails.get(leaf, ())}
-            least = max(counts.values(), default=0) / MAJORITY
-            served = self._served[leaf] = frozenset(rail for rail, count in counts.items() if count > least)
+            rails = self.rails.get(leaf, {})
+            if len(rails) > 1:
+                counts = {rail: self._members_on(leaf, rail) for rail in rails}
+                least = max(counts.values()) / MAJORITY
+                rails = {rail: count for rail, count in counts.items() if count > least}
+            served = self._served[leaf] = frozenset(rails)
         return served
 
 
