@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations
 from typing import NamedTuple
 
@@ -106,7 +106,7 @@ class SwitchGraph:
         self._left_out: frozenset[str] = frozenset()
         self._further: dict[tuple[str, str], int] = {}
         """The links of a rail to a switch beside the first one of each member."""
-        self._rows: list[tuple[Sequence[str], frozenset[str], int]] = []
+        self.rows: list[tuple[Sequence[str], frozenset[str], int]] = []
         """The switch of each link of a member, the rails that it reaches, and how many members have this cabling."""
         self._rail_sets: dict[frozenset[str], frozenset[str]] = {}
         self._at_odd_rails: dict[tuple[str, str], int] | None = None
@@ -116,6 +116,9 @@ class SwitchGraph:
 
     def __contains__(self, leaf: str) -> bool:
         return leaf in self._degree
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._degree)
 
     def add(self, leaves: tuple[str, ...], members: int, links: Iterable[tuple[str, str]] = ()) -> None:
         """Count members that have exactly these switches. ``links`` are the switch and the rail of each link.
@@ -133,7 +136,7 @@ class SwitchGraph:
                     self._further[leaf, rail] = self._further.get((leaf, rail), 0) + (count - 1) * members
         known = frozenset([rail for _, rail in cabled])
         known = self._rail_sets.setdefault(known, known)
-        self._rows.append(([leaf for leaf, _ in cabled] or leaves, known, members))
+        self.rows.append(([leaf for leaf, _ in cabled] or leaves, known, members))
         for leaf in leaves:
             reached = self._reached.setdefault(leaf, {})
             reached[known] = reached.get(known, 0) + members
@@ -210,6 +213,10 @@ class SwitchGraph:
         """The number of members that a switch has in common with each other switch."""
         return self._common[leaf]
 
+    def reached(self, leaf: str) -> Mapping[frozenset[str], int]:
+        """The members of a switch by the rails that they reach; an empty set: every rail."""
+        return self._reached[leaf]
+
     def degree(self, leaf: str) -> int:
         """The number of members of a switch."""
         return self._degree.get(leaf, 0)
@@ -219,7 +226,7 @@ class SwitchGraph:
         part_of = {leaf: part for part in parts for leaf in part} | self.static
         weight = {part: sum(map(self.degree, part)) for part in set(part_of.values())}
         found: set[tuple[str, ...]] = set()
-        for row, _, _ in self._rows:
+        for row, _, _ in self.rows:
             votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
             if votes:
                 found.add(min(votes, key=lambda part: (-votes[part], -weight[part], part)))
@@ -228,7 +235,7 @@ class SwitchGraph:
     def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
         """The members of these switches, those with identical cabling once, by number."""
         found: dict[str, set[int]] = {leaf: set() for leaf in leaves}
-        for i, (row, _, _) in enumerate(self._rows):
+        for i, (row, _, _) in enumerate(self.rows):
             for leaf in row:
                 if leaf in found:
                     found[leaf].add(i)
@@ -247,106 +254,11 @@ class SwitchGraph:
     def overlap(self, leaf: str, other: str) -> tuple[int, int]:
         """How many members have both switches, and how many decide on this pair."""
         both = self._common.get(leaf, {}).get(other, 0)
-        return both, self._decide(leaf, other) + self._decide(other, leaf) - both
+        return both, self.decide(leaf, other) + self.decide(other, leaf) - both
 
-    def find_shared(self) -> dict[str, tuple[str, str]]:
-        """The switches that several leaf groups share, such as those of a storage network or of an upper tier.
-
-        With each, two switches that serve one rail for different members, and have most of their members in common
-        with it. If most of the other switches are common to both too, the rail is divided, and nothing is shared.
-        """
-        shared: dict[str, tuple[str, str]] = {}
-        served = {leaf: self._rails_of(leaf) for leaf in self._common}
-        for leaf, row in self._common.items():
-            union: set[str] = set()
-            for other in row:
-                if not union.isdisjoint(served[other]):
-                    if leaf not in self.static and (pair := self._shared_by(leaf)):
-                        shared[leaf] = pair
-                    break
-                union |= served[other]
-        return shared
-
-    def _shared_by(self, leaf: str) -> tuple[str, str] | None:
-        """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
-
-        Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail: few
-        may be at other odd switches. The second switch needs two members that the first one has not, and two on this
-        rail, since one may be a wrong cable; or the first one has no more than two, and all are at the rail.
-        """
-        by_rail: dict[str, list[tuple[int, str]]] = {}
-        for other, both in self._common[leaf].items():
-            if self._covers(leaf, other):
-                for rail in self._rails_of(other):
-                    by_rail.setdefault(rail, []).append((-both, other))
-        pairs: list[tuple[int, str, str]] = []
-        for rail, others in by_rail.items():
-            if len(others) < 2:
-                continue
-            silent = self._count_silent(leaf, rail)
-            if 2 * silent > self._degree[leaf]:
-                continue
-            others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
-            first, most = others[0]
-            for both, other in others[1:]:
-                common, deciding = self.overlap(most, other)
-                if 2 * common >= min(deciding, self._degree[other]) or (
-                    MAJORITY * both > first and self._has_few_rails(other, most)
-                ):
-                    continue
-                if (
-                    (-both - common > 1 or (both < -1 and self._count_apart(leaf, other, most) > 1))
-                    and self._members_on(other, rail) > 1
-                ) or (first >= -2 and not silent):
-                    pairs.append((both, most, other))
-                break
-        if not pairs:
-            return None
-        both, one, another = min(pairs)
-        least = {each: min(2, self._common[leaf][each]) for each in (one, another)}
-        around = self._common[one].keys() & self._common[another].keys()
-        sharing = {
-            other
-            for other in around
-            if all(
-                self._covers(other, each)
-                and self._common[other][each] >= max(few, _confirmed_third(self._common[leaf][each]))
-                for each, few in least.items()
-            )
-        }
-        own = 1 + max(self._count_joined(each, sharing, few) for each, few in least.items())
-        alone = both == -1 and self._common[leaf][one] == 1
-        return (one, another) if len(sharing) <= (own - 1 if alone else 2 * own) else None
-
-    def _count_apart(self, leaf: str, other: str, first: str) -> int:
-        """How many members have these two switches, and not the first one."""
-        return sum(
-            members for row, _, members in self._rows if leaf in row and other in row and first not in row
-        )
-
-    def _count_silent(self, leaf: str, rail: str) -> int:
-        """How many members of a switch have no neighbor on this rail."""
-        return sum(members for known, members in self._reached[leaf].items() if known and rail not in known)
-
-    def _has_few_rails(self, leaf: str, other: str) -> bool:
-        """Whether the members have less than half of the other's rails, as gateways beside nodes with eight NICs: their
-        rails need not have the same numbers."""
-        rails, others = (max(map(len, self._reached[one])) for one in (leaf, other))
-        return 2 * rails < others
-
-    def _count_joined(self, leaf: str, except_for: Collection[str], least: int) -> int:
-        """How many switches most members have together with this one, and ``least`` members at least."""
-        pairs = (self.overlap(leaf, other) for other in self._common[leaf].keys() - except_for)
-        return sum(both >= least and 2 * both >= deciding for both, deciding in pairs)
-
-    def _covers(self, leaf: str, other: str) -> bool:
-        """Of the members of ``other`` that decide, more than half have ``leaf`` too."""
-        twice = 2 * self._common[leaf].get(other, 0)
-        return twice > self._degree[other] or twice > self._decide(other, leaf)
-
-    def _decide(self, leaf: str, other: str) -> int:
+    def decide(self, leaf: str, other: str) -> int:
         """How many members of ``leaf`` have ``other`` too, or a neighbor on a rail of it."""
-        served = self._rails_of(other)
+        served = self.rails_of(other)
         counts = self._deciding.setdefault(leaf, {})
         if (count := counts.get(served)) is None:
             count = counts[served] = sum(
@@ -363,11 +275,11 @@ class SwitchGraph:
                 (leaf, known)
                 for leaf, reached in self._reached.items()
                 for known in reached
-                if known and (served := self._rails_of(leaf)) and known.isdisjoint(served)
+                if known and (served := self.rails_of(leaf)) and known.isdisjoint(served)
             }
             found = self._at_odd_rails = {}
             sets = {known for _, known in odd}
-            for row, known, members in self._rows if odd else ():
+            for row, known, members in self.rows if odd else ():
                 if known in sets:
                     leaves = set(row)
                     for other in leaves:
@@ -376,26 +288,21 @@ class SwitchGraph:
                                 found[leaf, other] = found.get((leaf, other), 0) + members
         return self._at_odd_rails
 
-    def _members_on(self, leaf: str, rail: str) -> int:
+    def members_on(self, leaf: str, rail: str) -> int:
         """How many members have a link of this rail to a switch."""
         return self.rails[leaf].get(rail, 0) - self._further.get((leaf, rail), 0)
 
-    def _rails_of(self, leaf: str) -> frozenset[str]:
+    def rails_of(self, leaf: str) -> frozenset[str]:
         """The rails that a switch serves; none: every rail."""
         served = self._served.get(leaf)
         if served is None:
             rails = self.rails.get(leaf, {})
             if len(rails) > 1:
-                counts = {rail: self._members_on(leaf, rail) for rail in rails}
+                counts = {rail: self.members_on(leaf, rail) for rail in rails}
                 least = max(counts.values()) / MAJORITY
                 rails = {rail: count for rail, count in counts.items() if count > least}
             served = self._served[leaf] = frozenset(rails)
         return served
-
-
-def _confirmed_third(members: int) -> int:
-    """More than a third of three members or more without any one of them. A border switch has fewer of a unit's."""
-    return members // MAJORITY + 2 if members >= MAJORITY else 0
 
 
 class _Group(NamedTuple):

@@ -30,6 +30,7 @@ from nodeagent.fabric.reports import (
     octets,
     shown,
 )
+from nodeagent.fabric.shared_switches import find_shared
 from nodeagent.fabric.switch_names import SwitchNames
 
 CHAIN_MIN = 3
@@ -105,11 +106,11 @@ class LinkVotes:
         switches must not become leaf switches of the other units.
         """
         if all(pattern.cables is pattern.shape for pattern in self._patterns):
-            return self.pairs.find_shared()
+            return find_shared(self.pairs)
         graph = SwitchGraph(static=static)
         for pattern in self._patterns:
             _add(graph, _keys(pattern.cables, self.names.keys), pattern)
-        return {leaf: pair for leaf, pair in graph.find_shared().items() if leaf in self.pairs}
+        return {leaf: pair for leaf, pair in find_shared(graph).items() if leaf in self.pairs}
 
     def _leafless(self) -> list[list[SwitchGroup]]:
         """Groups that belong to one ring or chain of switches, each ring or chain together.
