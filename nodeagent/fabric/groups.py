@@ -258,35 +258,42 @@ class SwitchGraph:
 
     def decide(self, leaf: str, other: str) -> int:
         """How many members of ``leaf`` have ``other`` too, or a neighbor on a rail of it."""
-        served = self.rails_of(other)
-        counts = self._deciding.setdefault(leaf, {})
+        served = self._served.get(other)
+        if served is None:
+            served = self.rails_of(other)
+        counts = self._deciding.get(leaf)
+        if counts is None:
+            counts = self._deciding[leaf] = {}
         if (count := counts.get(served)) is None:
             count = counts[served] = sum(
                 members
                 for known, members in self._reached.get(leaf, {}).items()
                 if not known or not served or not known.isdisjoint(served)
             )
-        return count + self._find_at_odd_rails().get((leaf, other), 0)
+        odd = self._at_odd_rails
+        if odd is None:
+            odd = self._find_at_odd_rails()
+        return count + odd.get((leaf, other), 0) if odd else count
 
-    def _find_at_odd_rails(self) -> Mapping[tuple[str, str], int]:
+    def _find_at_odd_rails(self) -> dict[tuple[str, str], int]:
         """How many members of the first switch have the second one too, and reach none of its rails."""
-        if self._at_odd_rails is None:
-            odd = {
-                (leaf, known)
-                for leaf, reached in self._reached.items()
-                for known in reached
-                if known and (served := self.rails_of(leaf)) and known.isdisjoint(served)
-            }
-            found = self._at_odd_rails = {}
-            sets = {known for _, known in odd}
-            for row, known, members in self.rows if odd else ():
-                if known in sets:
-                    leaves = set(row)
-                    for other in leaves:
-                        if (other, known) in odd:
-                            for leaf in leaves - {other}:
-                                found[leaf, other] = found.get((leaf, other), 0) + members
-        return self._at_odd_rails
+        odd = {
+            (leaf, known)
+            for leaf, reached in self._reached.items()
+            if (served := self.rails_of(leaf))
+            for known in reached
+            if known and known.isdisjoint(served)
+        }
+        found = self._at_odd_rails = {}
+        sets = {known for _, known in odd}
+        for row, known, members in self.rows if odd else ():
+            if known in sets:
+                leaves = set(row)
+                for other in leaves:
+                    if (other, known) in odd:
+                        for leaf in leaves - {other}:
+                            found[leaf, other] = found.get((leaf, other), 0) + members
+        return found
 
     def members_on(self, leaf: str, rail: str) -> int:
         """How many members have a link of this rail to a switch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from nodeagent.fabric.groups import MAJORITY, SwitchGraph
 
@@ -14,8 +14,8 @@ def find_shared(graph: SwitchGraph) -> dict[str, tuple[str, str]]:
     it. If most of the other switches are common to both too, the rail is divided, and nothing is shared.
     """
     shared: dict[str, tuple[str, str]] = {}
-    search = _SharedSwitches(graph)
     served = {leaf: graph.rails_of(leaf) for leaf in graph}
+    search = _SharedSwitches(graph, served)
     for leaf in graph:
         union: set[str] = set()
         for other in graph.common(leaf):
@@ -30,8 +30,9 @@ def find_shared(graph: SwitchGraph) -> dict[str, tuple[str, str]]:
 class _SharedSwitches:
     """Decides on one switch after the other."""
 
-    def __init__(self, graph: SwitchGraph) -> None:
-        self._graph = graph
+    def __init__(self, graph: SwitchGraph, served: Mapping[str, frozenset[str]]) -> None:
+        """``served`` are the rails that each switch serves."""
+        self._graph, self._served = graph, served
 
     def pair(self, leaf: str) -> tuple[str, str] | None:
         """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
@@ -43,11 +44,13 @@ class _SharedSwitches:
         graph = self._graph
         by_rail: dict[str, list[tuple[int, str]]] = {}
         for other, both in graph.common(leaf).items():
-            if self._covers(leaf, other):
-                for rail in graph.rails_of(other):
-                    by_rail.setdefault(rail, []).append((-both, other))
+            for rail in self._served[other]:
+                by_rail.setdefault(rail, []).append((-both, other))
         pairs: list[tuple[int, str, str]] = []
-        for rail, others in by_rail.items():
+        for rail, near in by_rail.items():
+            if len(near) < 2:
+                continue
+            others = [(both, other) for both, other in near if self._covers(leaf, other)]
             if len(others) < 2:
                 continue
             silent = self._count_silent(leaf, rail)
