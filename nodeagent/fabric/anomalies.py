@@ -265,9 +265,6 @@ class CablingCheck:
         self, node: str, report: CompactReport, pattern: CablingPattern, group: SwitchGroup
     ) -> Iterator[Anomaly]:
         rails = self.rails_of(group, pattern)
-        usual = self.rails_of(group).switch
-        if 2 * len(usual.keys() & rails.switch.keys()) <= len(usual):
-            usual = {}  # a gateway has rails of its own
         foreign: dict[int, SwitchGroup] = {}
         strange: list[int] = []
         wrong: list[int] = []
@@ -281,7 +278,7 @@ class CablingCheck:
             elif home is not None and home is not group:
                 # Without a switch of this rail in the node's group, the two groups may share this one, except where
                 # the topology file defines them.
-                if slot.rail in rails.switch or slot.rail in usual or home.static:
+                if slot.rail in rails.switch or home.static or slot.rail in self._usual(group, rails):
                     foreign[i] = home
             elif key and not self._serves(key, slot.rail, rails):
                 wrong.append(i)
@@ -293,7 +290,7 @@ class CablingCheck:
             self._shifted.setdefault((rails, steps), []).append(node)
             return
         for i, home in foreign.items():
-            yield foreign_leaf(node, pattern, i, home, {**usual, **rails.switch})
+            yield foreign_leaf(node, pattern, i, home, {**self._usual(group, rails), **rails.switch})
         for i in strange:
             yield foreign_switch(node, pattern, i, rails)
         for i in miscabled:
@@ -302,6 +299,12 @@ class CablingCheck:
             yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
         yield from self._wrong_rails(node, pattern, rails, wrong)
         yield from self._missing_rails(node, report, pattern, rails)
+
+    def _usual(self, group: SwitchGroup, rails: GroupRails) -> Mapping[str, str]:
+        """The switches by rail of the group's usual model; none for nodes that have half of them, as gateways with
+        rails of their own."""
+        usual = self.rails_of(group).switch
+        return usual if 2 * len(usual.keys() & rails.switch.keys()) > len(usual) else {}
 
     def _wrong_rails(
         self, node: str, pattern: CablingPattern, rails: GroupRails, wrong: Sequence[int]

@@ -130,25 +130,27 @@ class SwitchGraph:
         for leaf, rail in cabled:
             counts = self.rails.setdefault(leaf, {})
             counts[rail] = counts.get(rail, 0) + members
-        if len(set(cabled)) < len(cabled):
+        row: Sequence[str] = leaves
+        if len(cabled) > len(leaves):
+            row = [leaf for leaf, _ in cabled]
             for (leaf, rail), count in Counter(cabled).items():
                 if count > 1:
                     self._further[leaf, rail] = self._further.get((leaf, rail), 0) + (count - 1) * members
         known = frozenset([rail for _, rail in cabled])
         known = self._rail_sets.setdefault(known, known)
-        self.rows.append(([leaf for leaf, _ in cabled] or leaves, known, members))
+        self.rows.append((row, known, members))
         for leaf in leaves:
             reached = self._reached.setdefault(leaf, {})
             reached[known] = reached.get(known, 0) + members
             degree[leaf] = degree.get(leaf, 0) + members
-            row = common.get(leaf)
-            if row is None:
-                row = common[leaf] = dict.fromkeys(leaves, members)
-                del row[leaf]
+            near = common.get(leaf)
+            if near is None:
+                near = common[leaf] = dict.fromkeys(leaves, members)
+                del near[leaf]
                 continue
             for other in leaves:
                 if other != leaf:
-                    row[other] = row.get(other, 0) + members
+                    near[other] = near.get(other, 0) + members
 
     def leave_out(self, leaves: Collection[str]) -> None:
         """Let these switches join nothing. They are in no group."""
@@ -227,9 +229,11 @@ class SwitchGraph:
         weight = {part: sum(map(self.degree, part)) for part in set(part_of.values())}
         found: set[tuple[str, ...]] = set()
         for row, _, _ in self.rows:
-            votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
-            if votes:
-                found.add(min(votes, key=lambda part: (-votes[part], -weight[part], part)))
+            parts = set(map(part_of.get, row)) - {None}
+            if len(parts) > 1:
+                votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
+                parts = {min(votes, key=lambda part: (-votes[part], -weight[part], part))}
+            found.update(part for part in parts if part is not None)
         return found
 
     def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
@@ -332,6 +336,7 @@ class _Joins:
         self._tallies: dict[tuple[int, int], tuple[int, int]] = {}
         self._witnesses: dict[str, set[int]] | None = None
         self._near = self._neighbors()
+        self._degrees = [graph.degree(island[0]) for island in islands]
 
     def groups(self) -> list[_Group]:
         parts = self._by_reports()
@@ -370,7 +375,7 @@ class _Joins:
             for j in near:
                 surplus, votes = self._pair(i, j) if j > i else (-1, 0)
                 if surplus >= 0:
-                    alone = min(self._degree(i), self._degree(j)) == 1
+                    alone = self._degrees[i] == 1 or self._degrees[j] == 1
                     found.append((alone, surplus / (surplus - 2 * votes), -surplus, i, j))
         found.sort()
         for alone in (False, True):
@@ -459,7 +464,7 @@ class _Joins:
 
     def _are_witnessed(self, one: Sequence[int], other: Sequence[int]) -> bool:
         """Two members have switches of both; or one member, and nobody else has any of one side."""
-        if any(len(part) == 1 and self._degree(part[0]) == 1 for part in (one, other)):
+        if any(len(part) == 1 and self._degrees[part[0]] == 1 for part in (one, other)):
             return True
         for i in one:
             common = self._graph.common(self._islands[i][0])
@@ -472,9 +477,6 @@ class _Joins:
         )
         return len(members & others) > 1
 
-    def _degree(self, i: int) -> int:
-        return self._graph.degree(self._islands[i][0])
-
     def _home(self, part: Iterable[int]) -> str:
         """The published object that lists most of a part, by links: one, so that no part joins those of two objects.
 
@@ -484,7 +486,7 @@ class _Joins:
         for i in part:
             for leaf in self._islands[i]:
                 if (home := homes.get(leaf)) is not None:
-                    weight[home][0] += self._degree(i) - 1
+                    weight[home][0] += self._degrees[i] - 1
                     weight[home][1] += 1
         return min(weight, key=lambda home: ([-count for count in weight[home]], home), default="")
 
