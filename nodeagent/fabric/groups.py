@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from typing import NamedTuple
 
 from nodeagent.fabric.reports import CompactReport, Shape
@@ -348,13 +348,21 @@ class _Joins:
         for i, name in enumerate(home):
             if name:
                 together.setdefault(name, []).append(i)
+        near = self._near_parts(parts)
         for i, j in chain.from_iterable(combinations(found, 2) for found in together.values()):
+            if not (inhabited[i] or inhabited[j]):
+                continue  # their object lists them as switches without nodes, which joined they might not be
+            if j not in near[i]:
+                if not self._are_apart(parts[i], parts[j]):
+                    strict.join(i, j)
+                    tied.join(i, j)
+                continue
             surplus, votes = self._tally(parts[i], parts[j])
             if surplus > 0 or surplus == votes == 0:
                 strict.join(i, j)
             if surplus >= 0:
                 tied.join(i, j)
-        self._follow(parts, inhabited, home, tied)
+        self._follow(parts, inhabited, home, near, tied)
         groups: list[_Group] = []
         for group in tied.sets(range(len(parts))):
             inner = [self._leaves(chain.from_iterable(parts[i] for i in part)) for part in strict.sets(group)]
@@ -400,20 +408,20 @@ class _Joins:
         parts: Sequence[list[int]],
         inhabited: Sequence[bool],
         home: Sequence[str],
+        near: Sequence[set[int]],
         joined: _Union,
     ) -> None:
         """Join each part that no object lists to one with nodes, if exactly half of the decisions are for it, and fewer
         for each other one. Of two parts with nodes, the other one is published, or larger: no two that are published
         are joined. Of several parts with nodes that would join one, the one with most decisions for it does, or none:
         nothing says that the others belong to it."""
-        at = {i: place for place, part in enumerate(parts) for i in part}
         weight = [sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts]
         joins: dict[int, list[tuple[int, int]]] = {}
         for place, part in enumerate(parts):
             if home[place]:
                 continue
             found: list[tuple[int, int]] = []
-            for other in sorted({at[j] for i in part for j in self._near[i]} - {place}):
+            for other in sorted(near[place]):
                 larger = (weight[other], -other) > (weight[place], -place)
                 if not inhabited[other] or (inhabited[place] and not (home[other] or larger)):
                     continue
@@ -439,6 +447,20 @@ class _Joins:
             {at[leaf] for leaf in self._graph.common(island[0]) if leaf in at} - {i}
             for i, island in enumerate(self._islands)
         ]
+
+    def _near_parts(self, parts: Sequence[list[int]]) -> list[set[int]]:
+        """The parts that share members with each one."""
+        at = {i: place for place, part in enumerate(parts) for i in part}
+        return [{at[j] for i in part for j in self._near[i]} - {place} for place, part in enumerate(parts)]
+
+    def _are_apart(self, one: Collection[int], other: Collection[int]) -> bool:
+        """Of two parts without common members, some member decides against a join."""
+        islands = self._islands
+        return any(
+            self._graph.overlap(leaf, another)[1]
+            for i, j in product(one, other)
+            for leaf, another in product(islands[i], islands[j])
+        )
 
     def _leaves(self, islands: Iterable[int]) -> tuple[str, ...]:
         return tuple(sorted(leaf for i in islands for leaf in self._islands[i]))
