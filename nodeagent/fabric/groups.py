@@ -229,11 +229,11 @@ class SwitchGraph:
         weight = {part: sum(map(self.degree, part)) for part in set(part_of.values())}
         found: set[tuple[str, ...]] = set()
         for row, _, _ in self.rows:
-            parts = set(map(part_of.get, row)) - {None}
-            if len(parts) > 1:
+            places = {part_of[leaf] for leaf in row if leaf in part_of}
+            if len(places) > 1:
                 votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
-                parts = {min(votes, key=lambda part: (-votes[part], -weight[part], part))}
-            found.update(part for part in parts if part is not None)
+                places = {min(votes, key=lambda part: (-votes[part], -weight[part], part))}
+            found |= places
         return found
 
     def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
