@@ -62,6 +62,11 @@ def changes(before: Groups, after: Groups, node: str) -> list[str]:
     return found + [f"joined: {sorted(group)}" for group, count in meets.items() if count > 1]
 
 
+def is_of_all(link: tuple[int | None, str]) -> bool:
+    """The link leads to a switch that all units have."""
+    return link[1].startswith(("storage", "management"))
+
+
 def named(outcome: PlanOutcome) -> set[tuple[str, str, str]]:
     return {(str(odd.kind), odd.node, odd.link) for odd in outcome.anomalies}
 
@@ -144,6 +149,40 @@ def test_one_report_of_any_content_joins_and_divides_no_group_of_others(
     for published in ((), before.hypernodes):
         after = plan({**cabling, node: lie}, published)
         assert not changes(partition(before), partition(after), node)
+
+
+@settings(max_examples=examples(200))
+@example(seed=744120828751, units=4)
+@given(seed=SEED, units=st.integers(2, 5))
+def test_one_report_joins_no_two_units_and_divides_no_published_group_while_cables_are_missing(
+    seed: int, units: int
+) -> None:
+    """Up to seven of ten links have no neighbor yet, and all switches are leaf switches: about a storage or management
+    switch too few nodes decide then. The report may be the second of two about the parts of one unit, and about a node
+    that has half of its links at switches of its own."""
+    chance = random.Random(seed)
+    holes = chance.choice((0.1, 0.3, 0.5, 0.7))
+    cabling = draw_cabling(chance, units, sizes=range(3, 12), holes=holes)
+    assume(not any(map(is_of_all, chain.from_iterable(cabling.values()))))
+    node = chance.choice((*sorted(cabling), "liar"))
+    lie = draw_lie(chance, cabling)
+    cabling.pop(node, None)
+    before = plan(cabling)
+    nodes = Counter(switch for links in cabling.values() for switch in {switch for _, switch in links})
+    decided = {
+        one
+        for one, links in cabling.items()
+        if 2 * sum(nodes[switch] < 2 for _, switch in links if switch)
+        < sum(switch != "" for _, switch in links)
+    }
+    groups = {group & decided for group in partition(before)}
+    after = {
+        group & (decided | {node}) for group in partition(plan({**cabling, node: lie}, before.hypernodes))
+    }
+    assert not [change for change in changes(groups, after, node) if change.startswith("divided")]
+    for group in after:
+        parts = [part - {node} for part in groups if len(part - {node}) > 1 and not group.isdisjoint(part)]
+        assert len(parts) < 2 or len(units_of(chain.from_iterable(parts))) == 1
 
 
 @settings(max_examples=examples(200))
