@@ -13,15 +13,12 @@ RUN python -m venv --without-pip /opt/nodeagent \
  && pip --python /opt/nodeagent/bin/python install --no-cache-dir --no-compile --no-deps --require-hashes \
         --only-binary :all: --requirement /tmp/requirements-run.txt
 COPY nodeagent /tmp/nodeagent
-COPY hack/add_package.py /tmp/
-COPY hack/tools /tmp/tools
 COPY LICENSE /opt/nodeagent/LICENSE
 COPY hack/third-party-notices.txt /opt/nodeagent/THIRD_PARTY_NOTICES
 # Byte-compiled, because the container's file system is read-only and an import without .pyc takes twice the time.
 # Unchecked hashes instead of timestamps, so that the same source gives the same image. Type stubs, the packages' own
 # tests, and what rich needs for source code and Markdown alone are not needed at run time.
 RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
- && /opt/nodeagent/bin/python /tmp/add_package.py /tmp/tools \
  && printf '#!/opt/nodeagent/bin/python\nimport sys\n\nfrom nodeagent.cli import main\n\nsys.exit(main())\n' \
         > /opt/nodeagent/bin/nodeagent \
  && chmod 0755 /opt/nodeagent/bin/nodeagent \
@@ -32,6 +29,7 @@ RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; prin
  && /opt/nodeagent/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/nodeagent/lib
 
 FROM build AS build-lab
+COPY hack/add_package.py /tmp/
 COPY hack/lab /tmp/lab
 RUN /opt/nodeagent/bin/python /tmp/add_package.py /tmp/lab \
  && /opt/nodeagent/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/nodeagent/lib

@@ -10,10 +10,10 @@ COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-an
 # Without byte code each worker takes three times as long to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all quick check test search test-vm test-cluster demo bench site soak golden monitoring protos lock release clean
+.PHONY: all quick check architecture test search test-vm test-cluster demo bench site soak golden monitoring protos lock release clean
 all: test
 
-$(VENV)/.ready: pyproject.toml hack/tools/pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
+$(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
 	$(PYTHON) hack/venv.py $(VENV) hack/requirements.txt
 	@touch $@
 
@@ -22,6 +22,10 @@ test: $(VENV)/.ready  ## install and run all tests, with linters and type checks
 
 quick: $(VENV)/.ready  ## format, lint, import contracts, quick tests of what changed since the trunk (SINCE=commit)
 	$(BIN)/python hack/quick.py $(SINCE)
+
+architecture: $(VENV)/.ready  ## what a reader has to hold: size of rooms, repeated names, circles, questions on kinds
+	$(BIN)/python hack/ledger.py
+	$(BIN)/python hack/house.py
 
 search: $(VENV)/.ready  ## new examples for the property tests, for MINUTES=20; .hypothesis keeps those that fail
 	$(BIN)/python hack/search.py -n $(JOBS) --dist worksteal --minutes $(or $(MINUTES),20) $(ARGS)

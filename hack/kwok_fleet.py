@@ -1,6 +1,6 @@
 """A fleet of simulated nodes for a test of schedulers at scale: Nodes that KWOK keeps Ready, and their NodeLinks.
 
-    pip install . ./hack/tools ./hack/lab
+    pip install . ./hack/lab
     python hack/kwok_fleet.py --nodes 1000 > fleet.json
     kubectl apply --server-side -f fleet.json
 

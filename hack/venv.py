@@ -39,7 +39,7 @@ def main(directory: Path, requirements: Path) -> None:
         "--disable-pip-version-check",
     ]
     subprocess.run([*pip, "--require-hashes", "--requirement", str(requirements)], check=True)
-    packages = [word for folder in (".", "./hack/tools", "./hack/lab") for word in ("--editable", folder)]
+    packages = [word for folder in (".", "./hack/lab") for word in ("--editable", folder)]
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", *packages], check=True)
 
 

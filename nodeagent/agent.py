@@ -417,6 +417,7 @@ class Agent:
             self.claims.written,
             self._tree,
             self.plugins.statuses,
+            self.claims.rival,
             self._read_holdings,
             self.health.failed_s,
             self.health.take_planned_work,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from nodeagent import __version__
 from nodeagent.commands import GOOD, SEPARATE, USAGE, Verb, declarations, how_to_install, joined
-from nodeagent.commands.options import ALIGNED, common_options
+from nodeagent.console.options import ALIGNED, common_options
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     options = _parser(words[0]).parse_args(words)
     if options.log_level:  # some verbs set no level of their own
-        from nodeagent.commands.log_lines import log_to_stderr
+        from nodeagent.console.log_lines import log_to_stderr
 
         log_to_stderr(options.log_level)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -106,8 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        from nodeagent.commands.exit_codes import SHOWS, code_without_result, codes_of
-        from nodeagent.commands.terminal import discard_stdout
+        from nodeagent.console.exit_codes import SHOWS, code_without_result, codes_of
+        from nodeagent.console.terminal import discard_stdout
 
         discard_stdout()
         if code is None:  # a watch ends with its reader; what another one would have found is not known
@@ -121,10 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _explain(error: Exception, options: argparse.Namespace) -> int:
     """One line (or one for each fault of a configuration) on stderr, and the exit code."""
     from nodeagent.base.plain_text import one_line
-    from nodeagent.commands.exit_codes import code_without_result
-    from nodeagent.commands.terminal import note
-    from nodeagent.commands.user_files import UserFileError
     from nodeagent.config.faults import ConfigError
+    from nodeagent.console.exit_codes import code_without_result
+    from nodeagent.console.terminal import note
+    from nodeagent.console.user_files import UserFileError
 
     if isinstance(error, ConfigError):
         print("\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
@@ -132,9 +132,8 @@ def _explain(error: Exception, options: argparse.Namespace) -> int:
     if isinstance(error, UserFileError):
         note(str(error))
         return USAGE
-    known = type(error).__module__.startswith(
-        ("nodeagent.", "nodeagent_tools.", "nodeagent_lab.")
-    ) or isinstance(error, OSError)
+    ours = type(error).__module__.startswith(("nodeagent.", "nodeagent_lab."))
+    known = ours or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
         logging.getLogger("nodeagent").error("Unexpected.", exc_info=error)
     if isinstance(error, OSError) and error.filename is not None:
@@ -177,7 +176,7 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
     if missing:
         examples += f"\nnot installed: {', '.join(missing)}\n  each says how to install it\n"
     if len(verbs.choices) > 1:
-        from nodeagent.commands.exit_codes import table
+        from nodeagent.console.exit_codes import table
 
         examples += f"\nexit codes:\n{table()}\n"
     parser.epilog = examples

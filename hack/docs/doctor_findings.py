@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hack.docs.markdown import table
-from nodeagent_tools.doctor.finding import Topic
+from nodeagent.doctor.finding import Topic
 
 
 def finding_tables(topics: Sequence[Topic]) -> str:

@@ -11,8 +11,8 @@ from hack.incidents import BEGIN_S, INCIDENTS, Incident
 from nodeagent.commands.health.replay import Transition, replay
 from nodeagent.facts.model import HEALTHY
 from nodeagent.health.health_settings import HealthSettings
-from nodeagent.health.judge import gravest
 from nodeagent.health.recording import decode
+from nodeagent.health.rule import gravest
 
 
 class Period(NamedTuple):

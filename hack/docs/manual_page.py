@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from nodeagent import __version__, cli
 from nodeagent.commands.completion import parsers
-from nodeagent.commands.options import ALIGNED
+from nodeagent.console.options import ALIGNED
 
 
 def manual_page() -> str:

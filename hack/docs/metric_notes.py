@@ -369,12 +369,13 @@ AGENT: dict[str, Note] = {
         "rate() above 0: cable, module or the other end.", peers="node_infiniband_link_downed_total",
         rules="flapping flapping_daily"),
     "infiniband_link_recoveries_total": Note(
-        "The cable is weak; a lost link comes next.", peers="node_infiniband_link_error_recovery_total"),
+        "The cable is weak; a lost link comes next.", peers="node_infiniband_link_error_recovery_total",
+        rules="link_recoveries"),
     "infiniband_symbol_errors_total": Note(
-        "Compare rails with each other.", peers="node_infiniband_symbol_error_total"),
+        "Compare rails with each other.", peers="node_infiniband_symbol_error_total", rules="link_symbol_errors"),
     "infiniband_receive_errors_total": Note(
         "any: this cable or this port; remote_physical: a link farther away.",
-        peers="node_infiniband_port_receive_errors_total"),
+        peers="node_infiniband_port_receive_errors_total", rules="crc_errors"),
     "infiniband_transmit_discards_total": Note(
         "The port was down, or the network did not take the packets in time.",
         peers="node_infiniband_port_transmit_discards_total"),

@@ -91,7 +91,7 @@ def export(commit: str, tree: Path) -> None:
 
 def packages(tree: Path, out: Path, environment: Mapping[str, str]) -> None:
     """The wheels of the packages, and the source of the product."""
-    for folder, kinds in (("", ("wheel", "sdist")), ("hack/tools", ("wheel",)), ("hack/lab", ("wheel",))):
+    for folder, kinds in (("", ("wheel", "sdist")), ("hack/lab", ("wheel",))):
         for kind in kinds:
             run(
                 [sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", out.resolve()],

@@ -30,8 +30,6 @@ FILES = (
     "docs/runbook.md",
     "docs/troubleshooting.md",
     "docs/tutorial.md",
-    "hack/tools/nodeagent_tools/__init__.py",
-    "hack/tools/pyproject.toml",
     "hack/lab/nodeagent_lab/__init__.py",
     "hack/lab/pyproject.toml",
 )

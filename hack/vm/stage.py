@@ -32,7 +32,7 @@ def stage(driver: Path, plan: str, share: Path, cache: Path = CACHE) -> None:
     shutil.copytree(dependencies(python, cache), share / "deps", copy_function=link_or_copy)
     with tempfile.TemporaryDirectory() as folder:
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-        for project in (REPOSITORY, REPOSITORY / "hack/tools", REPOSITORY / "hack/lab"):
+        for project in (REPOSITORY, REPOSITORY / "hack/lab"):
             subprocess.run(build, check=True, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         install(python, share / "agent", "--no-deps", *map(str, Path(folder).glob("*.whl")))
     for file in driver.glob("*.py"):

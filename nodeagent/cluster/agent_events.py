@@ -6,7 +6,7 @@
     limits of GPU memory that are promised and not in force             ``limit_notices``
     pods that have lost their GPU with its MPS daemon                   ``mps_notices``
     a state folder that cannot be written                               ``state_notices``
-    names of resources that another device plugin has registered        ``name_notices``
+    names that another device plugin or DRA driver has registered       ``name_notices``
 
 ``AgentEvents`` writes the Events of all of them, so that one limit holds for them together. It derives those of devices
 from the snapshot. ``follow``, ``follow_state`` and ``follow_names`` post the others on the ``NoticeBoard``, as the
@@ -53,6 +53,7 @@ from nodeagent.cluster.event_writer import (
     NoticeBoard,
 )
 from nodeagent.cluster.held_pods import HeldDevice, HeldPods
+from nodeagent.dra import DRIVER
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Gpu, Reason, Snapshot, State
 from nodeagent.health.device_failure import has_failed
@@ -215,11 +216,14 @@ async def follow_state(
 
 
 async def follow_names(
-    statuses: Callable[[], Sequence[ResourceStatus]], node: str, board: NoticeBoard
+    statuses: Callable[[], Sequence[ResourceStatus]],
+    rival_driver: Callable[[], str | None],
+    node: str,
+    board: NoticeBoard,
 ) -> None:
     """Post the notices about names of others, every ``STATE_LOOK_S``, until cancelled."""
     while True:
-        board.post("names", *name_notices(statuses(), node))
+        board.post("names", *name_notices(statuses(), rival_driver(), node))
         await asyncio.sleep(STATE_LOOK_S)
 
 
@@ -391,12 +395,16 @@ def state_notices(unwritable: Sequence[UnwritableMemory], node: str) -> Iterator
         yield Notice(_on_node(node), folder, "StateUnwritable", message, title=f"Folder {folder}")
 
 
-def name_notices(statuses: Sequence[ResourceStatus], node: str) -> Iterator[Notice]:
-    """Yield a notice about each resource whose name another device plugin has registered."""
+def name_notices(statuses: Sequence[ResourceStatus], rival_driver: str | None, node: str) -> Iterator[Notice]:
+    """Yield a notice about each resource whose name another device plugin has registered, and about another DRA driver
+    of our name, of which ``rival_driver`` is the sentence."""
     for status in statuses:
         if status.taken:
             title, message = f"Resource {status.resource}", f"{status.resource}: {status.reason}"
             yield Notice(_on_node(node), status.resource, "ResourceTaken", message, title=title)
+    if rival_driver is not None:
+        title, message = f"DRA driver {DRIVER}", f"{rival_driver[0].upper()}{rival_driver[1:]}"
+        yield Notice(_on_node(node), DRIVER, "ResourceTaken", message, title=title)
 
 
 def _on_node(node: str) -> EventTarget:

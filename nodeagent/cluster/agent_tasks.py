@@ -121,7 +121,7 @@ class AgentState(NamedTuple):
     (Volcano's deviceshare places pods by GPU) return what is in force: `offer.dra` wakes its readers when that changes.
     ``claims`` are the prepared ones by UID whose files are on the disk. ``read_holdings`` returns what pods hold
     now, ``None`` if the kubelet does not answer; ``failed_s`` for how many seconds one of some devices has failed.
-    ``planned`` takes the planned work on NICs."""
+    ``rival_driver``: a sentence about another DRA driver of our name. ``planned`` takes the planned work on NICs."""
 
     settings: ClusterSettings
     health: Callable[[], HealthSettings]
@@ -136,6 +136,7 @@ class AgentState(NamedTuple):
     claims: Callable[[], Mapping[str, PreparedClaim]]
     tree: Tree
     statuses: Callable[[], Sequence[ResourceStatus]]
+    rival_driver: Callable[[], str | None]
     read_holdings: Callable[[], Awaitable[Iterable[Holding] | None]]
     failed_s: Callable[[Collection[str]], float | None]
     planned: Callable[[Mapping[str, tuple[float, float, str]]], object] = lambda _work: None
@@ -302,7 +303,7 @@ def _state_notices(to: Writing) -> Task:
 def _name_notices(to: Writing) -> Task:
     from nodeagent.cluster.agent_events import follow_names
 
-    return partial(follow_names, to.agent.statuses, to.node, to.board)
+    return partial(follow_names, to.agent.statuses, to.agent.rival_driver, to.node, to.board)
 
 
 def _over_use_notices(to: Writing) -> Task:

@@ -27,6 +27,8 @@ class Delivery:
         self.refused = False
         """The server answers, and refuses the request for good."""
         self.left_out: tuple[str, ...] = ()
+        self.remark: str | None = None
+        """A sentence about the part that is no failed write, for ``/readyz``."""
         self.results: Counter[str] = Counter()
         """Writes by result: ``ok``, ``refused``, ``failed``, or ``conflict`` where another client was faster."""
         self.removed = 0
@@ -78,7 +80,7 @@ class Deliveries:
         return tuple(delivery.writes for delivery in self._parts.values())
 
     def remarks(self) -> tuple[str, ...]:
-        """A line for each part whose writes fail or are incomplete."""
+        """A line for each part whose writes fail or are incomplete, and for each remark."""
         lines = []
         for delivery in self._parts.values():
             if delivery.reason is not None:
@@ -90,6 +92,8 @@ class Deliveries:
                 )
             elif delivery.left_out:
                 lines.append(f"cluster {delivery.part}: {incomplete(delivery.left_out)}")
+            if delivery.remark is not None:
+                lines.append(f"cluster {delivery.part}: {delivery.remark}")
         return tuple(lines)
 
 

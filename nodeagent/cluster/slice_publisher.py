@@ -6,6 +6,8 @@ Rules:
   a steady state nothing is written, also after a restart of the agent.
 * The kubelet deletes all slices of its node when it starts. A deleted slice is written again at once. After several
   deletions it is written every ``DELETED_GAP_S``.
+* A slice of our driver on this node that no agent has made is another driver's with our name. It is told before it is
+  deleted, once, and all of these together are deleted every ``DELETED_GAP_S``: that driver deletes ours, without end.
 * Changes of one slice are at least ``GAP_S`` apart; the first one is written at once.
 * Slices of a pool whose facts are not known yet stay as they are. SIGTERM deletes nothing.
 * The server may lack a feature and drop its fields. This is logged once, and such a slice is not written again.
@@ -36,6 +38,7 @@ from nodeagent.dra.slice_layout import (
     SliceWrite,
     dropped_fields,
     generation_of,
+    is_ours,
     members_of,
     wanted_slices,
     writes,
@@ -61,6 +64,8 @@ CONFLICTS_MAX = 3
 LACKING = "mode dra needs resource.k8s.io/v1, which the API server does not serve"
 LEAF_GROUP_READ_S = 600.0
 """The controller damps the label."""
+FOREIGN_S = 600.0
+"""For how long slices of another driver are told of after the last one."""
 REMEMBERED_S = 60.0
 """How long the answer to a write counts although the watch does not show it."""
 
@@ -88,6 +93,9 @@ class SlicePublisher:
         self._wake = asyncio.Event()
         self._changes: dict[str, RateLimit] = {}
         self._created: dict[str, RateLimit] = {}
+        self._foreign = RateLimit(DELETED_BURST, 1 / deleted_gap_s)
+        """One for all: another driver may give each of its slices a new name."""
+        self._foreign_until = 0.0
         self._gone: dict[str, str] = {}
         """The UID of each slice that this agent has deleted, by name, until the watch has shown it."""
         self._answers: dict[str, tuple[Json, float]] = {}
@@ -170,6 +178,7 @@ class SlicePublisher:
         }
         self._deleted.clear()
         stored = self.stored
+        self._tell_of_foreign(stored, now)
         pools = self._pools.pools(tuple(stored.values()))
         by_pool: dict[str, list[SliceWrite]] = {}
         for write in self._planned(pools, stored):
@@ -237,7 +246,25 @@ class SlicePublisher:
     def _wait_s(self, write: SliceWrite, now: float) -> float:
         return self._rate(write).wait_s(now)
 
+    def _tell_of_foreign(self, stored: Mapping[str, Json], now: float) -> None:
+        """Log the first slice of another driver that has our name, and remark it for ``FOREIGN_S`` after the last."""
+        foreign = sorted(name for name in stored if not is_ours(name))
+        if foreign:
+            told = self._delivery.remark is not None
+            self._foreign_until = now + FOREIGN_S
+            self._delivery.remark = (
+                f"another DRA driver publishes ResourceSlices of the driver {DRIVER} for this node, such as "
+                f"{foreign[0]!r}: the agent deletes them, and that driver may delete the agent's; remove the other one"
+            )
+            if not told:
+                log.error("The name of the DRA driver is taken. reason=%r", self._delivery.remark)
+        elif self._delivery.remark is not None and now >= self._foreign_until:
+            self._delivery.remark = None
+            log.info("No other DRA driver publishes ResourceSlices of the name any more. driver=%s", DRIVER)
+
     def _rate(self, write: SliceWrite) -> RateLimit:
+        if not is_ours(write.name):
+            return self._foreign
         if write.verb == "create":
             return self._created.setdefault(write.name, RateLimit(DELETED_BURST, 1 / self._deleted_gap_s))
         return self._changes.setdefault(write.name, RateLimit(BURST, 1 / self._gap_s))

@@ -1,8 +1,9 @@
 """The verbs of the command line. Each verb prints its result to stdout and its logs to stderr.
 
-A module or package holds one verb: options, composition and rendering. A verb imports its
-room when it runs, so that ``--help`` and ``config check`` do not load gRPC. The agent starts without the modules of the
-other verbs. ``options`` holds the options that several verbs share. Other packages add verbs by entry points.
+A module or folder holds one verb, ``plan`` those of a whole fabric: options, composition and rendering. A verb
+imports its room when it runs, so that ``--help`` and ``config check`` do not load gRPC. The daemons start without the
+modules of the other verbs. What several verbs share is in ``console``. Another package adds verbs by entry points, as
+the laboratory does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from nodeagent.commands.options import FAILED, GOOD, ROOT, USAGE, Add, Verb
+from nodeagent.console.options import FAILED, GOOD, ROOT, USAGE, Add, Verb
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -46,6 +47,18 @@ VERBS: dict[str, str] = {
     "controller": "controller.add",
     "completion": "completion.add",
     "man": "completion.add_man",
+    "cabling": "plan.add_cabling",
+    "capture": "capture.add",
+    "claim": "claim.add",
+    "doctor": "doctor.add",
+    "explain": "plan.add_explain",
+    "job": "plan.add_job",
+    "maintain": "plan.add_maintain",
+    "plan": "plan.add_plan",
+    "rails": "rails.add",
+    "topology": "plan.add_topology",
+    "trouble": "plan.add_trouble",
+    "vfs": "vfs.add",
 }
 """The module and the function that declare each verb, in the order of the help. A test compares the names with the
 parser, and the functions with the modules."""
@@ -53,12 +66,8 @@ parser, and the functions with the modules."""
 ENTRY_POINTS = "nodeagent.verbs"
 """The group in which another package names its verbs, each with its function ``add``."""
 
-_TOOLS = (
-    *("trouble", "job", "plan", "explain", "topology", "cabling", "maintain"),
-    *("doctor", "rails", "vfs", "capture", "claim"),
-)
-SEPARATE = {**dict.fromkeys(_TOOLS, "tools"), **dict.fromkeys(("demo", "decode"), "lab")}
-"""The verbs of packages that may be missing, each with the folder of its package in ``hack``."""
+SEPARATE = ("demo", "decode")
+"""The verbs of the laboratory, a package of its own in ``hack/lab``, which may be missing."""
 
 
 def declarations(only: str | None = None) -> Iterator[Callable[[Add], None]]:
@@ -85,10 +94,8 @@ def joined() -> dict[str, EntryPoint]:
 
 def how_to_install(verb: str) -> str:
     """The sentence for a verb of ``SEPARATE`` that is not installed."""
-    folder = SEPARATE[verb]
-    folders = " ".join(f"./hack/{one}" for one in dict.fromkeys(("tools", folder)))
     return (
-        f"`nodeagent {verb}` is in a package of its own, nodeagent-{folder}: pip install . {folders}, in a copy of the "
+        f"`nodeagent {verb}` is in a package of its own, nodeagent-lab: pip install . ./hack/lab, in a copy of the "
         "repository"
     )
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, USAGE, Add
+from nodeagent.console.options import GOOD, USAGE, Add
 
 SHELLS = ("bash", "zsh", "fish")
 PAGE = Path(__file__).with_name("nodeagent.1")

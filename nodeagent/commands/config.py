@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, common_options, text
+from nodeagent.console.options import FAILED, GOOD, USAGE, Add, common_options, text
 
 
 def add(add: Add) -> None:

@@ -7,8 +7,8 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import GOOD, Add, address, seconds
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import GOOD, Add, address, seconds
 
 LEASE_MIN_S, LEASE_MAX_S = 3.0, 3600.0
 """A third of the lease is the time within which a leader's last write must end: at least 1 s."""

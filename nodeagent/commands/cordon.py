@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, config_option, json_option, load
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import FAILED, GOOD, USAGE, Add, config_option, json_option, load
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
@@ -59,12 +59,13 @@ def _cordon(options: argparse.Namespace) -> int:
     from nodeagent.base.plain_text import one_line
     from nodeagent.base.rfc3339 import rfc3339
     from nodeagent.commands.remembered.stored_devices import device_names
-    from nodeagent.commands.terminal import tell
+    from nodeagent.console.terminal import tell
     from nodeagent.health.cordons import Cordon
     from nodeagent.sources.cordons_file import CordonsFile
 
     config = load(options.config)
     log_to_stderr(options.log_level or "error")
+    _need_machine(options)
     if not options.device:
         return _list(_stored(config, options)[1], options)
     if not (options.reason or "").strip():
@@ -97,11 +98,12 @@ def _cordon(options: argparse.Namespace) -> int:
 
 def _uncordon(options: argparse.Namespace) -> int:
     from nodeagent.commands.remembered.stored_devices import device_names
-    from nodeagent.commands.terminal import tell
+    from nodeagent.console.terminal import tell
     from nodeagent.sources.cordons_file import CordonsFile
 
     config = load(options.config)
     log_to_stderr(options.log_level or "error")
+    _need_machine(options)
     wanted = {name.lower() for name in options.device}
     with _alone(config, options):
         file, cordons = _stored(config, options, aside=True)
@@ -127,6 +129,14 @@ def _uncordon(options: argparse.Namespace) -> int:
     )
     code = _taken(config, options, {cordon.device: False for cordon in ended})
     return code if said else FAILED
+
+
+def _need_machine(options: argparse.Namespace) -> None:
+    """Raise ``SysfsError`` if the root is no machine: it has no cordons, and is not to get a state folder."""
+    from nodeagent.host.sysfs import SysfsError, Tree
+
+    if not Tree(options.root).exists("/sys"):
+        raise SysfsError(f"{options.root} has no /sys: it is not the root folder of a machine")
 
 
 def _keys(cordon: Cordon) -> set[str]:
@@ -168,8 +178,8 @@ def _stored(
 
 
 def _list(cordons: tuple[Cordon, ...], options: argparse.Namespace) -> int:
-    from nodeagent.commands.json_document import document
-    from nodeagent.commands.terminal import screen, section
+    from nodeagent.console.json_document import document
+    from nodeagent.console.terminal import screen, section
 
     if options.json:
         print(document({"cordons": cordons}, options.root, None))
@@ -188,8 +198,8 @@ def _taken(config: Config, options: argparse.Namespace, wanted: Mapping[str, boo
 
     import msgspec
 
-    from nodeagent.commands.agent_query import ask_for, wait_for
-    from nodeagent.commands.terminal import note
+    from nodeagent.console.agent_query import ask_for, wait_for
+    from nodeagent.console.terminal import note
     from nodeagent.facts.model import CORDONED
     from nodeagent.health.explain import DeviceView
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import GOOD, USAGE, Add, address, config_option, json_option, load
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import GOOD, USAGE, Add, address, config_option, json_option, load
 
 if TYPE_CHECKING:
     from nodeagent.base.change_log import Change
-    from nodeagent.commands.terminal import Screen
+    from nodeagent.console.terminal import Screen
     from nodeagent.web.history_page import HistoryDocument
 
 SINCE = "24h"
@@ -55,8 +55,8 @@ def add(add: Add) -> None:
 
 
 def _history(options: argparse.Namespace) -> int:
-    from nodeagent.commands.moments import end, moment
-    from nodeagent.commands.terminal import note, screen
+    from nodeagent.console.moments import end, moment
+    from nodeagent.console.terminal import note, screen
 
     log_to_stderr(options.log_level or "error")
     now = time.time()
@@ -92,9 +92,8 @@ def _asked(options: argparse.Namespace, since: float) -> HistoryDocument | None:
 
     import msgspec
 
-    from nodeagent.commands.agent_query import AgentQueryError
-    from nodeagent.commands.health.device_health import fetch_page
-    from nodeagent.commands.terminal import note
+    from nodeagent.console.agent_query import AgentQueryError, fetch_page
+    from nodeagent.console.terminal import note
     from nodeagent.web.history_page import HistoryDocument
 
     asked = urlencode({"since": since, "limit": LIMIT, "name": options.name})
@@ -115,7 +114,7 @@ def _saved(source: str) -> HistoryDocument:
     import msgspec
 
     from nodeagent.base.change_log import Change
-    from nodeagent.commands.user_files import UserFileError, name_of, read
+    from nodeagent.console.user_files import UserFileError, name_of, read
     from nodeagent.web.history_page import HistoryDocument
 
     try:
@@ -168,8 +167,8 @@ def as_document(document: HistoryDocument, changes: Iterable[Change], since: flo
 
 def as_text(changes: Sequence[Change], since: float, on: Screen, *, times: bool = True) -> Iterator[str]:
     """A line for each change with its reasons below, and the day where it begins."""
-    from nodeagent.commands.moments import local
-    from nodeagent.commands.terminal import wrapped
+    from nodeagent.console.moments import local
+    from nodeagent.console.terminal import wrapped
 
     day = ""
     for change in changes:

@@ -8,8 +8,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import GOOD, Add
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import GOOD, Add
 
 
 def add(add: Add) -> None:

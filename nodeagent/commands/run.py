@@ -7,8 +7,8 @@ import asyncio
 import gc
 import os
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import (
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import (
     GOOD,
     USAGE,
     Add,
@@ -18,7 +18,7 @@ from nodeagent.commands.options import (
     kubelet_dir_option,
     load,
 )
-from nodeagent.commands.terminal import note
+from nodeagent.console.terminal import note
 
 
 def add(add: Add) -> None:

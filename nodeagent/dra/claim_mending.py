@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from nodeagent.dra.claim_files import ClaimFiles
-from nodeagent.dra.claim_preparation import renewed
+from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.offered import DraOffer
-from nodeagent.dra.prepared_claim import PreparedClaim, gone_device, has_other_names, is_outdated
-from nodeagent.kinds import Refused, ascii_name
-
-if TYPE_CHECKING:
-    from nodeagent.dra.claims import PreparedClaims
+from nodeagent.dra.prepared_claim import PreparedClaim
+from nodeagent.dra.present_nodes import with_present_nodes
+from nodeagent.kinds import Refused
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +64,12 @@ class ClaimMending:
             with suppress(OSError, Refused):  # the first is logged, the second has ended
                 await claims.write(current)
                 self._due.discard(uid)
-                log.info("The files of a claim are written again. claim=%s", _named(current))
+                log.info("The files of a claim are written again. claim=%s", current.full_name)
 
     async def _withdraw(self, record: PreparedClaim, why: str) -> None:
         if record.uid not in self._files.written:
             return
-        log.error("No container of a claim starts. claim=%s reason=%r", _named(record), why)
+        log.error("No container of a claim starts. claim=%s reason=%r", record.full_name, why)
         try:
             async with self._files.lock:
                 await self._claims.writes.calls.run(self._files.withdraw, record)
@@ -81,35 +78,3 @@ class ClaimMending:
             return
         self._due.add(record.uid)
         self._offer.wake()
-
-
-def with_present_nodes(record: PreparedClaim, offer: DraOffer) -> PreparedClaim:
-    """Return the record with the device nodes that its devices have now. Raises ``Refused`` if a device is gone, or if
-    the nodes cannot be given, and those of the record are not theirs."""
-    known_pools = {pool for pool, devices in offer.current.pools.items() if devices is not None}
-    gone = gone_device(record, offer.snapshot, known_pools)
-    if gone is not None:
-        raise Refused(f"the device {ascii_name(gone)} of the claim is not there any more")
-    outdated = is_outdated(record, offer.snapshot)
-    renamed = has_other_names(record, offer.snapshot)
-    if not (outdated or renamed) and all(device.amount for device in record.devices):
-        return record
-    try:
-        current = renewed(record, offer.current.known(), offer.snapshot, known_pools)
-    except Refused as refusal:
-        if not outdated:
-            return record
-        raise Refused(
-            f"the device nodes of the claim have changed since it was prepared: {refusal}"
-        ) from None
-    if current == record:
-        return record
-    log.warning(
-        "The device nodes of a claim, or the names of its RDMA devices, have changed. claim=%s",
-        _named(record),
-    )
-    return current
-
-
-def _named(record: PreparedClaim) -> str:
-    return f"{ascii_name(record.namespace)}/{ascii_name(record.name)}"

@@ -144,7 +144,8 @@ def renewed(
     """Return the record with the edits of its devices by present facts. Health does not count: the claim has them.
 
     Raises ``Refused`` if a device is gone, or cannot be given. The nodes of MIG devices stay as they are. An
-    administrator loses a device that is gone from one of the ``known_pools``, and sees the others.
+    administrator loses a device that is gone from one of the ``known_pools``, those without an entry among them, and
+    sees the others.
     """
     by_name: dict[tuple[str, str], DraDevice] = {(device.pool, device.name): device for device in devices}
     shares: list[_Share] = []

@@ -26,7 +26,6 @@ import msgspec
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
-from nodeagent.dra.claim_mending import with_present_nodes
 from nodeagent.dra.claim_mig import ClaimMig, NothingMade
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
 from nodeagent.dra.claim_writes import ClaimWrites
@@ -37,6 +36,7 @@ from nodeagent.dra.prepared_claim import (
     with_mig,
     without_conflicts,
 )
+from nodeagent.dra.present_nodes import with_present_nodes
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.facts.model import Holding
 from nodeagent.kinds import Refused, ascii_name
@@ -122,7 +122,7 @@ class PreparedClaims:
         self.records, dropped = without_conflicts(found)
         for record in dropped:
             log.warning(
-                "The record of a claim contradicts a later one and is dropped. claim=%s", _named(record)
+                "The record of a claim contradicts a later one and is dropped. claim=%s", record.full_name
             )
         if self._mig is not None:
             self._mig.take(self.records.values())
@@ -188,12 +188,12 @@ class PreparedClaims:
             elif self._now() - self._gone_since.setdefault(record.uid, self._now()) >= GONE_S:
                 log.warning(
                     "A prepared claim is gone, and the kubelet has not ended it: its devices are free. claim=%s",
-                    _named(record),
+                    record.full_name,
                 )
                 try:
                     await self._end(record)
                 except (Refused, Unanswered) as error:
-                    log.warning("A claim cannot be ended. claim=%s reason=%r", _named(record), str(error))
+                    log.warning("A claim cannot be ended. claim=%s reason=%r", record.full_name, str(error))
         if self._mig is not None:  # without the places that were left a while ago
             self._offer.mig_slots = self._mig.slots(self.records.values())
         await self.remove_leftovers()
@@ -210,7 +210,9 @@ class PreparedClaims:
                 await self.write(record)
             except (OSError, Unanswered, Refused) as error:
                 log.warning(
-                    "The files of a claim cannot be restored. claim=%s reason=%r", _named(record), str(error)
+                    "The files of a claim cannot be restored. claim=%s reason=%r",
+                    record.full_name,
+                    str(error),
                 )
 
     async def remove_leftovers(self) -> None:
@@ -424,7 +426,3 @@ async def _tidy(calls: BoundedCalls, work: Callable[..., None], *arguments: Any)
 def _allocates(claim: ResourceClaim, record: PreparedClaim) -> bool:
     """Whether the claim is allocated to the devices of its record."""
     return claim.status.allocation is not None and allocation_key(claim) == record.allocation
-
-
-def _named(record: PreparedClaim) -> str:
-    return f"{ascii_name(record.namespace)}/{ascii_name(record.name)}"

@@ -123,6 +123,11 @@ class DraDriver:
         return self.service.rival or (None if self.service.registered else self.service.reason)
 
     @property
+    def rival(self) -> str | None:
+        """A sentence about another driver of our name."""
+        return None if self.service is None else self.service.rival
+
+    @property
     def holdings(self) -> tuple[Holding, ...] | None:
         """The devices that prepared claims hold; ``None`` before their records could be read."""
         return self.claims.holdings if self._loaded else None

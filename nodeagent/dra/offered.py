@@ -53,6 +53,8 @@ class DraOffer:
     def __init__(self) -> None:
         self.current = OfferedPools()
         self.snapshot = Snapshot()
+        self.known = False
+        """Whether ``current`` is of a configuration, and not the empty value from before."""
         self.revision = 0
         """Grows with each change of ``current``, when the driver begins to serve, when files of a claim are written,
         and when another configuration is in force."""
@@ -64,7 +66,7 @@ class DraOffer:
         self._changed = asyncio.Event()
 
     def update(self, current: OfferedPools, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+        self.snapshot, self.known = snapshot, True
         if current != self.current:
             self.current = current
             self.wake()

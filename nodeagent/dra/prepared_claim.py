@@ -22,6 +22,7 @@ from nodeagent.facts.model import (
     MigSlot,
     Snapshot,
 )
+from nodeagent.kinds import ascii_name
 
 
 class VfInterface(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,6 +83,11 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     device_info: tuple[DeviceInfo, ...] = ()
     pods: tuple[str, ...] = ()
     metadata: dict[str, str] = {}
+
+    @property
+    def full_name(self) -> str:
+        """Its namespace and name, for logs."""
+        return f"{ascii_name(self.namespace)}/{ascii_name(self.name)}"
 
     @property
     def mig_slots(self) -> tuple[MigSlot, ...]:

@@ -6,6 +6,7 @@ its name; so does this, once for each socket: the question changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import time
@@ -47,9 +48,9 @@ class RivalDrivers:
         found = tuple(self._sockets())
         now = time.monotonic()
         self._known = {one: known for one, known in self._known.items() if one in found and now < known[1]}
-        for one in found:
-            if one not in self._known:
-                self._known[one] = await _ask(one.path)
+        new = [one for one in found if one not in self._known]
+        answers = await asyncio.gather(*(_ask(one.path) for one in new))
+        self._known.update(zip(new, answers, strict=True))
         return next((self._known[one][0] for one in found if self._known[one][0] is not None), None)
 
     def _sockets(self) -> Iterator[_Socket]:

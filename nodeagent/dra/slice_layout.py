@@ -28,6 +28,7 @@ DEVICES_MAX = 64
 """The limit of a slice whose devices have taints; without taints it is 128 (types.go, ResourceSliceMaxDevices…)."""
 COUNTER_SETS_MAX = 8
 NAME_MAX = 253
+INDEX_DIGITS = 5
 
 
 class WantedSlice(msgspec.Struct, frozen=True):
@@ -93,11 +94,21 @@ def slice_name(node: str, pool: str, index: int) -> str:
     '00000-nodeagent.io-gpu-7-nic'
     """
     kind = pool.rpartition("/")[2]
-    name = f"{index:05x}-{DRIVER}-{node}-{kind}"
+    name = f"{index:0{INDEX_DIGITS}x}-{DRIVER}-{node}-{kind}"
     if len(name) <= NAME_MAX:
         return name
     digest = blake2b(node.encode(), digest_size=8).hexdigest()
-    return f"{index:05x}-{DRIVER}-{node[: NAME_MAX - 48].rstrip('.-')}-{digest}-{kind}"
+    return f"{index:0{INDEX_DIGITS}x}-{DRIVER}-{node[: NAME_MAX - 48].rstrip('.-')}-{digest}-{kind}"
+
+
+def is_ours(name: str) -> bool:
+    """Whether an agent of any version has named this slice of our driver: other drivers get other names.
+
+    >>> is_ours("00000-nodeagent.io-gpu-7-nic"), is_ours("gpu-7-nodeagent.io-x7k2p")
+    (True, False)
+    """
+    index, _, rest = name.partition("-")
+    return len(index) == INDEX_DIGITS and rest.startswith(f"{DRIVER}-")
 
 
 def writes(

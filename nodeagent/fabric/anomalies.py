@@ -27,9 +27,9 @@ from nodeagent.fabric.anomaly_texts import (
     contested_link,
     foreign_leaf,
     foreign_switch,
-    names_of,
     no_leaves,
     node_to_node,
+    nodes_in_a_ring,
     other_fabric,
     own_switches,
     rail_order,
@@ -63,6 +63,7 @@ class CablingCheck:
         self._counts = votes.rails
         self.adopted: dict[str, SwitchGroup] = {}
         self.foreign: set[str] = set()
+        self._listed = {node for group in votes.static_groups.values() for node in group.forced}
         self._adoptees: dict[SwitchGroup, set[str]] = {}
         self._models: dict[SwitchGroup, NodeModels] = {}
         self._rails: dict[tuple[SwitchGroup, int], GroupRails] = {}
@@ -75,10 +76,10 @@ class CablingCheck:
             self.anomalies.append(rail_shift(sorted(nodes), steps, rails))
         for group in votes.groups:
             self.anomalies += self._undecidable(group)
-            if group.leafless:
-                self.anomalies.append(no_leaves(group))
-            else:
+            if not group.leafless:
                 self.anomalies += swapped_of_two(group)
+            elif not all(pattern.nodes.keys() <= self._listed for pattern in group.voters):
+                self.anomalies.append(no_leaves(group))
         for leaf, pair in votes.shared.items():
             self.anomalies.append(self._shared_switch(leaf, pair))
         self.anomalies += self._node_cables()
@@ -295,7 +296,10 @@ class CablingCheck:
             yield foreign_switch(node, pattern, i, rails)
         for i in miscabled:
             key, link = pattern.keys[i], shown(pattern.shape[i].link)
-            message = f"{node} itself reports {link} as miscabled, at {key or 'no switch'}"
+            message = (
+                f"{node} itself reports {link} as miscabled, at {key or 'no switch'}: move this cable to the port of "
+                "the node's cabling plan, which `nodeagent health` on the node names"
+            )
             yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
         yield from self._wrong_rails(node, pattern, rails, wrong)
         yield from self._missing_rails(node, report, pattern, rails)
@@ -391,12 +395,8 @@ class CablingCheck:
                 if len(found) > len(pattern.shape) - pattern.links_without_neighbor:
                     without.add(node)
         if len(without) > 2:
-            names = names_of(sorted(without))
-            message = (
-                f"{len(without)} nodes ({names}) are cabled to each other, as in a ring or a chain: there is no leaf "
-                "switch, so no tree is made of them; the topology file can define a group of these nodes"
-            )
-            yield Anomaly(AnomalyKind.NO_LEAVES, "", "", "", message, tuple(sorted(without)))
+            if unlisted := sorted(without - self._listed):
+                yield nodes_in_a_ring(unlisted)
         else:
             without = set()
         for (one, other), ends in sorted(cables.items()):
@@ -440,6 +440,8 @@ class CablingCheck:
             ):
                 continue
             for node, report in pattern.nodes.items():
+                if node in self._listed:
+                    continue
                 if report.up == len(pattern.shape) and all(
                     len(self._votes.at(leaf)) == 1 and pattern.keys.count(leaf) <= PORTS_OF_DPU
                     for leaf in pattern.leaves

@@ -149,10 +149,18 @@ def no_leaves(group: SwitchGroup) -> Anomaly:
     nodes = sorted(node for pattern in group.voters for node in pattern.nodes)
     message = (
         f"{len(group.leaves)} switches ({names_of(group.leaves)}) have no leaf groups: each shares a part of its nodes "
-        "with the next one, as in a ring or a chain, so all of them are one group; define other groups in the "
+        "with the next one, as in a ring or a chain, so all of them are one group; list the nodes in groups of the "
         "topology file"
     )
     return Anomaly(AnomalyKind.NO_LEAVES, "", "", group.anchor, message, tuple(nodes))
+
+
+def nodes_in_a_ring(nodes: Sequence[str]) -> Anomaly:
+    message = (
+        f"{len(nodes)} nodes ({names_of(nodes)}) are cabled to each other, as in a ring or a chain: there is no leaf "
+        "switch, so no tree is made of them; list them in a group of the topology file"
+    )
+    return Anomaly(AnomalyKind.NO_LEAVES, "", "", "", message, tuple(nodes))
 
 
 def node_to_node(one: str, other: str, ends: Sequence[tuple[str, str]]) -> Iterator[Anomaly]:

@@ -50,6 +50,8 @@ _POINTS = {
     "the cable or its optics": (
         "crc_errors",
         "symbol_errors",
+        "link_recoveries",
+        "link_symbol_errors",
         "pre_fec_ber",
         "post_fec_",
         "fec_",

@@ -30,7 +30,7 @@ NAMES_MAX = 8
 _CABLES = frozenset((AnomalyKind.MISCABLED, AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP))
 _OWN_NAME = "give each switch a name of its own"
 _REMEDIES = {
-    AnomalyKind.MISCABLED: "move the cable to the switch in the message",
+    AnomalyKind.MISCABLED: "move the cable as the message says",
     AnomalyKind.FOREIGN_LEAF: "move the cable to the switch in the message",
     AnomalyKind.RAIL_SWAP: "exchange the two cables",
     AnomalyKind.RAIL_SHIFT: "move each cable of the node by the number of rails in the message",
@@ -38,7 +38,7 @@ _REMEDIES = {
     AnomalyKind.NODE_TO_NODE: "move both ends of the cable to the switches of their rails",
     AnomalyKind.SHARED_SWITCH: "write the entry of `fabrics` in the message",
     AnomalyKind.OTHER_FABRIC: "write the entries of `fabrics` in the message",
-    AnomalyKind.NO_LEAVES: "define the groups in the topology file; let DPUs forward LLDP",
+    AnomalyKind.NO_LEAVES: "list the nodes in groups of the topology file; let DPUs forward LLDP",
     AnomalyKind.SHARED_PORT: "look for a hub, or two switches with one name; or let the switch name its ports",
     AnomalyKind.CONTESTED_LINK: "remove the bridge between them, or find the forger: nodeagent neighbors",
     AnomalyKind.DUPLICATE_SYSTEM_NAME: _OWN_NAME,

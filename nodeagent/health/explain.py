@@ -14,9 +14,9 @@ import msgspec
 from nodeagent.facts.model import Health, Reason, State, UnusableGpu
 from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.hold import Hold
-from nodeagent.health.judge import JudgedDevice, gravity
+from nodeagent.health.judge import JudgedDevice
 from nodeagent.health.nic import NicJudge, NicState
-from nodeagent.health.rule import Measured, Rule, clears, threshold
+from nodeagent.health.rule import Measured, Rule, clears, gravity, threshold
 
 Phase = Literal["active", "entering", "clearing", "quiet", "unknown", "off"]
 
@@ -84,6 +84,8 @@ def explain_nics(
 
 def _not_given(nic: NicState, unknown: Collection[str]) -> tuple[str, ...]:
     counters = {name for rule, _ in nic.measure_all() if rule.key in unknown for name in rule.counters}
+    if nic.function.link_type != "infiniband":
+        counters = {name for name in counters if not name.startswith("ib_")}
     return tuple(sorted(name for name in counters if not nic.history.gives(name)))
 
 

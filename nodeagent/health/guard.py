@@ -8,12 +8,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
-if TYPE_CHECKING:
-    from nodeagent.health.judge import JudgedDevice
+
+class GuardedDevice(Protocol):
+    """A device as the guard reads it. ``withdraws``: a fault makes it Unhealthy. ``over``: such faults have ended and
+    only wait for their time to clear. The witnesses are the sources that report them."""
+
+    @property
+    def withdraws(self) -> bool: ...
+
+    @property
+    def over(self) -> bool: ...
+
+    def witnesses(self) -> frozenset[str]: ...
 
 
 class Guard(msgspec.Struct):
@@ -27,7 +37,7 @@ class Guard(msgspec.Struct):
     _withdrawn: dict[str, tuple[float, int]] = {}
     _held_since: dict[str, float] = {}
 
-    def judge(self, devices: Mapping[str, JudgedDevice], weights: Mapping[str, int], now: float) -> None:
+    def judge(self, devices: Mapping[str, GuardedDevice], weights: Mapping[str, int], now: float) -> None:
         """Decide for each device whether it is allocatable now. A device without a weight counts 1."""
         budget = max(self.least, self.share * sum(weights.get(key, 1) for key in devices))
         self._withdrawn = {
@@ -52,7 +62,7 @@ class Guard(msgspec.Struct):
             self._held_since.pop(key, None)
             self._allocatable[key] = False
 
-    def _has_lasted(self, key: str, device: JudgedDevice, now: float) -> bool:
+    def _has_lasted(self, key: str, device: GuardedDevice, now: float) -> bool:
         if device.over:
             self._held_since[key] = now
         return now >= self._held_since.setdefault(key, now) + self.seconds

@@ -1,6 +1,6 @@
 """Settings of the health of NICs: expected links, changed rules, the guard (for GPUs too), files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -9,8 +9,8 @@ from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, listed, setting
 from nodeagent.health.carrier_losses import SETTLE_S
 from nodeagent.health.hold import ceiling
-from nodeagent.health.rule import Rule, apply
-from nodeagent.health.rules import KEYS, default
+from nodeagent.health.rule import Rule
+from nodeagent.health.rules import KEYS, NIC_RULES, default
 
 if TYPE_CHECKING:
     RuleKey = str  # mypy accepts only a Literal whose values stand in the source
@@ -155,6 +155,33 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
             restart=True,
         ),
     ] = "/var/lib/nodeagent"
+
+
+def apply(rule: Rule, settings: RuleSettings) -> Rule:
+    """Return the rule with the changes of the configuration; ``None`` leaves the default."""
+    changes = {
+        "enter": settings.enter,
+        "clear": settings.clear,
+        "enter_for_s": settings.enter_for_seconds,
+        "clear_for_s": settings.clear_for_seconds,
+        "window_s": settings.window_seconds,
+        "withdraws": None if settings.allocatable is None else not settings.allocatable,
+        "enabled": settings.enabled,
+    }
+    return msgspec.structs.replace(
+        rule, **{name: value for name, value in changes.items() if value is not None}
+    )
+
+
+def apply_all(rules: Iterable[Rule], settings: Iterable[RuleSettings]) -> tuple[Rule, ...]:
+    """Return the rules with their changes, in their order."""
+    changed = {entry.rule: entry for entry in settings}
+    return tuple(apply(rule, changed[rule.key]) if rule.key in changed else rule for rule in rules)
+
+
+def effective(settings: Iterable[RuleSettings]) -> tuple[Rule, ...]:
+    """Return the default rules with these changes, in the same order."""
+    return apply_all(NIC_RULES, settings)
 
 
 def rule_conflicts(rules: Sequence[tuple[Path, RuleSettings]]) -> Iterator[Conflict]:

@@ -10,37 +10,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from nodeagent.facts.model import Health, Reason, State
 from nodeagent.health.guard import Guard
+from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.hold import Hold
-from nodeagent.health.rule import Measured, Rule
-
-if TYPE_CHECKING:
-    from nodeagent.health.health_settings import GuardSettings
-
-_GRAVITY = (
-    State.HEALTHY,
-    State.UNUSED,
-    State.UNKNOWN,
-    State.MISCABLED,
-    State.DEGRADED,
-    State.DOWN,
-    State.UNHEALTHY,
-)
-"""A later state is graver."""
-
-
-def gravity(state: State) -> int:
-    return _GRAVITY.index(state)
-
-
-def gravest(states: Iterable[State]) -> State:
-    return max(states, key=_GRAVITY.index, default=State.HEALTHY)
+from nodeagent.health.rule import Measured, Rule, gravest
 
 
 class ActiveFault(NamedTuple):

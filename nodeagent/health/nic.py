@@ -47,14 +47,14 @@ from nodeagent.health.carrier_losses import (
 )
 from nodeagent.health.cordons import NO_WORK, PlannedWork, with_cordon, with_planned_work
 from nodeagent.health.device_failure import failed_since
-from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
+from nodeagent.health.health_settings import ExpectedLinks, HealthSettings, effective
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
-from nodeagent.health.judge import ActiveFault, DeviceFigures, Judge, JudgedDevice, gravest
+from nodeagent.health.judge import ActiveFault, DeviceFigures, Judge, JudgedDevice
 from nodeagent.health.nic_view import SYSFS, NicContext, NicView
 from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
-from nodeagent.health.rule import WARNING, Measured, Rule
-from nodeagent.health.rules import damping, effective, settling, windows
+from nodeagent.health.rule import WARNING, Measured, Rule, gravest
+from nodeagent.health.rules import damping, settling, windows
 from nodeagent.health.rules.links import QUIET_S
 from nodeagent.health.structural import NO_FAULTS, Fault, Faults, name_of, sentence
 from nodeagent.measurements.sample import Sample, Source

@@ -9,16 +9,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from nodeagent.base.duration import duration
 from nodeagent.facts.model import State
 from nodeagent.measurements.sample import Source
-
-if TYPE_CHECKING:
-    from nodeagent.health.health_settings import RuleSettings
 
 YES_OR_NO = "when it occurs"
 """The unit of a rule without thresholds, and its text in tables."""
@@ -41,6 +38,17 @@ class Measured(NamedTuple):
     bad: bool | None = None
     sentence: str | None = None
 
+
+_GRAVITY = (
+    State.HEALTHY,
+    State.UNUSED,
+    State.UNKNOWN,
+    State.MISCABLED,
+    State.DEGRADED,
+    State.DOWN,
+    State.UNHEALTHY,
+)
+"""A later state is graver."""
 
 WARNING = State.HEALTHY
 """The state of a device whose only fault is a warning."""
@@ -122,26 +130,12 @@ class Rule(msgspec.Struct, frozen=True):
         return self.clear < self.enter if self.below else self.clear > self.enter
 
 
-def apply(rule: Rule, settings: RuleSettings) -> Rule:
-    """Return the rule with the changes of the configuration; ``None`` leaves the default."""
-    changes = {
-        "enter": settings.enter,
-        "clear": settings.clear,
-        "enter_for_s": settings.enter_for_seconds,
-        "clear_for_s": settings.clear_for_seconds,
-        "window_s": settings.window_seconds,
-        "withdraws": None if settings.allocatable is None else not settings.allocatable,
-        "enabled": settings.enabled,
-    }
-    return msgspec.structs.replace(
-        rule, **{name: value for name, value in changes.items() if value is not None}
-    )
+def gravity(state: State) -> int:
+    return _GRAVITY.index(state)
 
 
-def apply_all(rules: Iterable[Rule], settings: Iterable[RuleSettings]) -> tuple[Rule, ...]:
-    """Return the rules with their changes, in their order."""
-    changed = {entry.rule: entry for entry in settings}
-    return tuple(apply(rule, changed[rule.key]) if rule.key in changed else rule for rule in rules)
+def gravest(states: Iterable[State]) -> State:
+    return max(states, key=_GRAVITY.index, default=State.HEALTHY)
 
 
 def threshold(rule: Rule) -> str:

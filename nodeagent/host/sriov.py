@@ -1,7 +1,7 @@
 """Create and configure VFs: sysfs writes, VF settings by rtnetlink, and checks whether a VF is in use.
 
 * Each write is one value into an existing file, or one netlink message. This module does not wait, retry, compare or
-  decide: ``nodeagent_tools.vfs`` does.
+  decide: ``nodeagent.commands.vfs`` does.
 * Files are below a ``Tree``, so a simulated machine is written like a real one. No file has a PF's settings for its
   VFs (trust, spoof check, link state, rates): they go through rtnetlink to the network namespace of this process,
   but only if the tree's sysfs shows the same namespace.

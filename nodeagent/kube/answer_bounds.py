@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from nodeagent.kube.api_request import ApiRequest
 from nodeagent.kube.failure import ApiError
-
-if TYPE_CHECKING:
-    from nodeagent.kube.transport import ApiRequest
 
 T = TypeVar("T")
 
-OBJECT_MAX = 4 << 20
-"""Bytes of an object or an event of a watch. etcd stores objects of up to 1.5 MiB by default."""
 LIST_MAX = 16 << 20
 """Bytes of a page of a list."""
 REFUSAL_MAX = 1 << 20

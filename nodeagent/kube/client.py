@@ -17,7 +17,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -28,9 +28,10 @@ from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.kube import answer_bounds
 from nodeagent.kube.access import Access
+from nodeagent.kube.api_request import OBJECT_MAX, ApiRequest
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import PODS, Json, Resource, WatchEvent
-from nodeagent.kube.transport import CONNECTIONS, ApiCall, ApiRequest, Transport
+from nodeagent.kube.transport import CONNECTIONS, ApiCall, Transport
 from nodeagent.kube.watch_stream import WatchStream
 
 __all__ = ["ApiClient", "ApiError", "Listing"]
@@ -235,7 +236,7 @@ class ApiClient:
         request = self._request(
             "patch", "PATCH", resource, meta.get("namespace"), meta["name"], subresource, query, body
         )
-        request = replace(request, content_type="application/apply-patch+yaml")
+        request = msgspec.structs.replace(request, content_type="application/apply-patch+yaml")
         return self._decode(request, await self._send(request), resource.struct)
 
     async def patch(
@@ -250,7 +251,7 @@ class ApiClient:
         """JSON merge patch. ``metadata.resourceVersion`` in the body makes it conditional (409)."""
         query = {"fieldManager": self.manager}
         request = self._request("patch", "PATCH", resource, namespace, name, subresource, query, body)
-        request = replace(request, content_type="application/merge-patch+json")
+        request = msgspec.structs.replace(request, content_type="application/merge-patch+json")
         return self._decode(request, await self._send(request), resource.struct)
 
     async def create(self, resource: Resource[T], obj: Any, *, namespace: str | None = None) -> T:
@@ -316,7 +317,7 @@ class ApiClient:
             namespace,
             query or {},
             None if body is None else msgspec.json.encode(body),
-            answer_bounds.LIST_MAX if verb == "list" else answer_bounds.OBJECT_MAX,
+            answer_bounds.LIST_MAX if verb == "list" else OBJECT_MAX,
             accept=accept,
         )
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from nodeagent.base.backoff import ASKED_MAX_S, asked_wait_s
 from nodeagent.base.plain_text import one_line
-
-if TYPE_CHECKING:
-    from nodeagent.kube.transport import ApiRequest
+from nodeagent.kube.api_request import ApiRequest
 
 GONE = 410
 TEXT_MAX = 500

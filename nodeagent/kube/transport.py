@@ -17,8 +17,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,7 +28,8 @@ from urllib3.util import Timeout
 
 from nodeagent.base.memory_file import MemoryFile
 from nodeagent.kube.access import Access, AccessError
-from nodeagent.kube.answer_bounds import OBJECT_MAX, REFUSAL_MAX, check_encoding, too_large
+from nodeagent.kube.answer_bounds import REFUSAL_MAX, check_encoding, too_large
+from nodeagent.kube.api_request import ApiRequest
 from nodeagent.kube.failure import ApiError, error_of_answer
 
 CONNECT_S = 3.0
@@ -46,23 +46,6 @@ KEEPALIVE = [
 """Detects a vanished peer within a minute, on a quiet watch too."""
 
 _thread = threading.local()
-
-
-@dataclass(frozen=True, slots=True)
-class ApiRequest:
-    """``verb`` and ``resource`` are RBAC's words (``patch``, ``nodes/status``), for errors. ``answer_max``: bytes."""
-
-    verb: str
-    method: str
-    path: str
-    resource: str
-    group: str
-    namespace: str | None = None
-    query: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | None = None
-    answer_max: int = OBJECT_MAX
-    content_type: str = "application/json"
-    accept: str = "application/json"
 
 
 class ApiCall:

@@ -4,7 +4,7 @@ A kubelet never says that it has given a name to another plugin. It counts the l
 the name, asks the one that registered last, and keeps the streams of all (``plugin/v1beta1/handler.go`` and
 ``manager.go`` of 1.36). So the agent asks podresources which devices are counted. A look may fall between our message
 and its effect, so that only two looks in a row decide. A busy kubelet may need longer for a message: while all counted
-IDs are ours, looks of ``OWN_IDS_S`` decide.
+IDs are ours, or none is counted, looks of ``OWN_IDS_S`` decide.
 
 Not seen is a plugin that offers the same IDs in the same health, and one whose list was replaced by a message of ours
 before the first look.
@@ -23,8 +23,8 @@ LOOK_S = 20.0
 AGAIN_S = 3.0
 """To the second look. The kubelet takes milliseconds for a message, and 80,000 devices some hundred."""
 OWN_IDS_S = 30.0
-"""IDs that are all ours mostly mean a kubelet that has not taken our last message yet. With
-``LOOK_S`` and ``AGAIN_S`` another plugin that offers some of them is told within a minute."""
+"""IDs that are all ours, or none, mostly mean a kubelet that has not taken our last message yet. With ``LOOK_S`` and
+``AGAIN_S`` another plugin that offers some of them, or that has come and gone, is told within a minute."""
 
 
 class Verdict(Enum):
@@ -50,8 +50,8 @@ class Comparison:
         revision: int,
         now: float,
     ) -> Verdict:
-        """``counted`` by the kubelet at ``now``, in seconds; ``healthy`` and ``known`` (healthy or not) in the list of
-        this ``revision``."""
+        """``counted`` by the kubelet at ``now``, in seconds; ``healthy`` in the list of this ``revision``, ``known``:
+        healthy or not in this or an earlier one."""
         if counted == healthy:
             self._before = None
             return Verdict.OURS
@@ -64,9 +64,9 @@ class Comparison:
             return Verdict.OTHERS
         if before[0] != revision:  # our own message may have come between
             return Verdict.DOUBT
-        if not counted:
-            return Verdict.NONE
-        return Verdict.DOUBT if counted <= known and now - since < OWN_IDS_S else Verdict.OTHERS
+        if counted <= known and now - since < OWN_IDS_S:
+            return Verdict.DOUBT
+        return Verdict.OTHERS if counted else Verdict.NONE
 
     def judge_taken(self, counted: frozenset[str], sent: frozenset[str]) -> Verdict:
         """Of a name whose stream is silent: ``OTHERS`` while devices are counted, ``NONE`` when they are gone for good.

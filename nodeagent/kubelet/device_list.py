@@ -27,12 +27,14 @@ MISSING = Health(
 
 
 class DeviceList:
-    """``message`` is the current ListAndWatchResponse, ``revision`` counts its changes."""
+    """``message`` is the current ListAndWatchResponse, ``revision`` counts its changes, ``left`` are the IDs that have
+    left the list."""
 
     def __init__(self) -> None:
         self.devices: tuple[Devices, ...] = ()
         self.message = b""
         self.revision = 0
+        self.left: frozenset[str] = frozenset()
         self._known: dict[str, Devices] = {}
         self._offered: tuple[Devices, ...] = ()
         self._missing: tuple[Devices, ...] = ()
@@ -57,6 +59,7 @@ class DeviceList:
             return False
         for id_ in leaving:
             del self._known[id_]
+        self.left |= leaving
         if unknown or leaving or not _same_ids(devices, self._offered):
             self._known.update((id_, Devices("", (id_,), (), MISSING)) for id_ in unknown)
             for entry in devices:

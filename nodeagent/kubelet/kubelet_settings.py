@@ -11,8 +11,9 @@ class KubeletSettings(Settings, frozen=True, kw_only=True):
     pod_resources: Annotated[
         bool,
         setting(
-            "Ask the kubelet's podresources API which pod holds which device. On by default: after a restart "
-            "of the agent there is no other source."
+            "Ask the kubelet's podresources API which pod holds which device, and which devices it counts. On by "
+            "default: after a restart of the agent there is no other source. false: another device plugin that takes "
+            "a resource name of the agent is not noticed."
         ),
     ] = True
 

@@ -391,7 +391,9 @@ class _Resource:
             return verdict is Verdict.DOUBT
         devices = self.plugin.device_list.devices
         healthy = _healthy(devices)
-        known = frozenset(id_ for entry in devices for id_ in entry.ids) if counted != healthy else healthy
+        known = healthy
+        if counted != healthy:
+            known = self.plugin.device_list.left.union(*(entry.ids for entry in devices))
         verdict = self.comparison.judge(counted, healthy, known, self.plugin.device_list.revision, asked_at)
         if verdict is Verdict.OTHERS:
             self.plugin.silent = True

@@ -70,6 +70,10 @@ class ClaimDriver:
         """Return the file that keeps every claim from being prepared, if there is one."""
         return None if self.driver is None else self.driver.claims.writes.unwritable
 
+    def rival(self) -> str | None:
+        """Return a sentence about another DRA driver of our name, if there is one."""
+        return None if self.driver is None else self.driver.rival
+
     def written(self) -> Mapping[str, PreparedClaim]:
         """Return the prepared claims whose files are on the disk, by UID."""
         return {} if self.driver is None else self.driver.claims.written

@@ -30,7 +30,7 @@ from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.offering.decision import decide, offered_pools
 from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, prefix
-from nodeagent.offering.readiness import gpu_remarks, mig_remarks
+from nodeagent.offering.readiness import blind_remarks, gpu_remarks, mig_remarks
 from nodeagent.web.machine_view import MachineView, OfferView, Trouble, machine_view, offered_devices
 
 log = logging.getLogger(__name__)
@@ -285,6 +285,7 @@ class DeviceOffering:
             *gpu_remarks(snapshot),
             *mig_remarks(snapshot, self.dra),
             *self._rails.missing(self._offer, snapshot),
+            *blind_remarks(self.offered, pod_resources=self._pod_resources),
         )
 
     def _fatal(self, offer: Offer) -> list[str]:

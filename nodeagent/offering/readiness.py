@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from nodeagent.cluster.deliveries import Delivery
@@ -70,3 +70,13 @@ def mig_remarks(snapshot: Snapshot, offer: DraOffer) -> Iterator[str]:
                 f"GPU {gpu.index} ({gpu.uuid}): the GPU instance in its memory slices {slot.start} to {last} is of no "
                 "claim, and no claim gets this place before it is removed (nvidia-smi mig -lgi)"
             )
+
+
+def blind_remarks(offered: Collection[object], *, pod_resources: bool) -> Iterator[str]:
+    """Yield a sentence if device plugins offer something, and nobody looks whether the kubelet counts it."""
+    if offered and not pod_resources:
+        yield (
+            "kubelet.podResources is off: another device plugin that takes a resource name of this agent is not "
+            "noticed, and when it has gone the resource stays at 0 allocatable until the agent starts again; set "
+            "kubelet.podResources: true"
+        )

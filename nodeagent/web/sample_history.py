@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from nodeagent.measurements.sample import Sample
@@ -21,7 +22,8 @@ SERIES_MAX = 400
 
 class Curve(NamedTuple):
     """``parts`` are the samples that make it: of several keys (``name/key``) the sum, or the least. ``rate``: the
-    change per second is shown. ``per``: the change of another counter divides it, as for a bit error ratio."""
+    change per second is shown. ``per``: the bits of the line divide it, as for a bit error ratio: the change of this
+    counter, and at least its speed by the time, as in the rule ``pre_fec_ber``. Many drivers count no such bits."""
 
     name: str
     unit: str
@@ -43,7 +45,10 @@ CURVES = (
     Curve("utilization", "of the time", ("gpu_utilization",)),
     Curve("memory in use", "B", ("gpu_memory_used_bytes",)),
 )
-_WANTED = frozenset((*(part for curve in CURVES for part in curve.parts), *(curve.per for curve in CURVES)))
+_SPEED = "speed_mbps"
+_WANTED = frozenset(
+    (*(part for curve in CURVES for part in curve.parts), *(curve.per for curve in CURVES), _SPEED)
+)
 
 
 @lru_cache(256)  # the samples of one reader have the same names
@@ -98,25 +103,36 @@ class SampleHistory:
             for (device, name), series in self._series.items():
                 if name != curve.parts[0]:
                     continue
-                times, values = _points(curve, series, self._series.get((device, curve.per)))
+                bits = self._line_bits(device, curve.per, series) if curve.per else None
+                times, values = _points(curve, series, bits)
                 if len(values) > 1:
                     points = {"at": [round(taken - now + at, 1) for at in times], "values": values}
                     curves.setdefault(device, []).append({"name": curve.name, "unit": curve.unit, **points})
         return curves
 
+    def _line_bits(self, device: str, counter: str, series: _Series) -> list[float]:
+        """The bits of the line between two points of ``series``; 0: unknown."""
+        counted, speeds = self._at(device, counter), self._at(device, _SPEED)
+        bits = []
+        for before, after in pairwise(series.at):
+            known = before in counted and after in counted
+            least = 1e6 * speeds.get(after, 0.0) * (after - before)
+            bits.append(max(counted[after] - counted[before] if known else 0.0, least))
+        return bits
 
-def _points(curve: Curve, series: _Series, per: _Series | None) -> tuple[list[float], list[float]]:
+    def _at(self, device: str, name: str) -> dict[float, float]:
+        found = self._series.get((device, name))
+        return {} if found is None else dict(zip(found.at, found.values, strict=True))
+
+
+def _points(curve: Curve, series: _Series, divisors: list[float] | None) -> tuple[list[float], list[float]]:
     if not curve.rate:
         return list(series.at), list(series.values)
-    if curve.per and per is None:
-        return [], []
-    divisors = None if per is None else dict(zip(per.at, per.values, strict=True))
     times, values = [], []
     for i in range(1, len(series.at)):
         change, span = series.values[i] - series.values[i - 1], series.at[i] - series.at[i - 1]
         if divisors is not None:
-            before, after = divisors.get(series.at[i - 1]), divisors.get(series.at[i])
-            span = 0.0 if before is None or after is None else after - before
+            span = divisors[i - 1]
         if change >= 0 and span > 0:  # a counter that falls was reset
             times.append(series.at[i])
             values.append(change / span)

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from hack import house
 from hack.ledger import FUNCTION_LINES_MAX, code_lines, definitions, function_lengths, imported
-from nodeagent.commands import declarations
+from nodeagent.commands import VERBS, declarations
 from nodeagent.kinds import DeviceKind
 from tests.support.syntax_trees import no_garbage_collection
 
@@ -54,7 +55,7 @@ LARGE_CLASSES = {
     "nodeagent/controller.py:Controller": COMPOSED,
     "nodeagent/offering/device_offering.py:DeviceOffering": COMPOSED,
     "nodeagent/discovery.py:Discovery": COMPOSED,
-    "hack/tools/nodeagent_tools/doctor/cluster_checks.py:ClusterFacts": DOCUMENT,
+    "nodeagent/doctor/cluster_checks.py:ClusterFacts": DOCUMENT,
     "nodeagent/fabric/fabric_view.py:FabricView": DOCUMENT,
     "nodeagent/fabric/reports.py:CompactReport": DOCUMENT,
     "nodeagent/health/gpu.py:GpuState": "the memory of all rules of one GPU, of events, readings and log lines",
@@ -109,23 +110,27 @@ VERB_OF_A_ROOM = "a verb that starts or shows this room or module"
 REPEATED = {
     "config": VERB_OF_A_ROOM,
     "controller": VERB_OF_A_ROOM,
+    "doctor": VERB_OF_A_ROOM,
     "health": VERB_OF_A_ROOM,
     "history": "the verb, and the last samples of a device in health/",
     "kubelet": "the agent's side of the kubelet's API, and its stand-in in sim/",
+    "rails": VERB_OF_A_ROOM,
 }
 """Names of modules that repeat, and why."""
 LATER = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X{3}|HA" + r"CK)\b")
 
-BESIDE = (ROOT / "hack/tools/nodeagent_tools", ROOT / "hack/lab/nodeagent_lab")
-"""The packages that add verbs."""
+BESIDE = ROOT / "hack/lab/nodeagent_lab"
+"""The package that adds verbs."""
 SOURCES = sorted(
     path
-    for folder in (ROOT / "nodeagent", *BESIDE)
+    for folder in (ROOT / "nodeagent", BESIDE)
     for path in folder.rglob("*.py")
     if "_pb2" not in path.name
 )
+NO_DAEMON = {module.partition(".")[0] for verb, module in VERBS.items() if verb not in ("run", "controller")}
+"""The modules of the verbs that start no daemon."""
 ROOMS = {f"nodeagent.{path.name}" for path in (ROOT / "nodeagent").iterdir() if path.is_dir()}
-ROOMS -= {"nodeagent.base", "nodeagent.commands"}
+ROOMS -= {"nodeagent.base", "nodeagent.commands", "nodeagent.console"}
 OTHERS = sorted({path for folder in ("tests", "hack") for path in (ROOT / folder).rglob("*.py")} - {*SOURCES})
 
 CHECKS = {
@@ -429,10 +434,19 @@ def test_no_test_uses_mock() -> None:
                 "rich",
                 "h11",
                 "nodeagent.commands",
+                "nodeagent.console",
+                "nodeagent.doctor",
                 "nodeagent.fabric",
-                "nodeagent_tools",
                 "nodeagent_lab.sim",
             },
+        ),
+        ("nodeagent.controller", {"rich", "nodeagent.commands", "nodeagent.console", "nodeagent.doctor"}),
+        *(
+            (
+                f"nodeagent.cli; nodeagent.cli._parser({verb!r})",
+                ROOMS | {f"nodeagent.commands.{other}" for other in NO_DAEMON},
+            )
+            for verb in ("run", "controller")
         ),
     ],
 )
@@ -444,6 +458,11 @@ def test_an_import_loads_no_package_that_it_does_not_use(module: str, costs: set
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     assert not costs & set(done.stdout.split()), "import it in the function that needs it"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """In functions and for types alone too: such modules are one module, or a part of one stands in the wrong place."""
+    assert not house.circles(house.imports(house.trees()))
 
 
 def test_annotations_of_settings_are_not_texts() -> None:
@@ -466,14 +485,12 @@ def test_the_help_lists_every_verb() -> None:
     declared = {
         (
             ".".join(
-                path.relative_to(next((one.parent for one in BESIDE if path.is_relative_to(one)), ROOT))
-                .with_suffix("")
-                .parts
+                path.relative_to(BESIDE.parent if path.is_relative_to(BESIDE) else ROOT).with_suffix("").parts
             ).removesuffix(".__init__"),
             node.name,
         )
         for path in SOURCES
-        if any(path.is_relative_to(folder) for folder in (ROOT / "nodeagent/commands", *BESIDE))
+        if any(path.is_relative_to(folder) for folder in (ROOT / "nodeagent/commands", BESIDE))
         for node in tree(path).body
         if isinstance(node, ast.FunctionDef) and [arg.arg for arg in node.args.args] == ["add"]
     }

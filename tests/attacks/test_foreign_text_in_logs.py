@@ -28,7 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.base.supervise import keep
-from nodeagent.commands.log_lines import TRACE, LogLines
+from nodeagent.console.log_lines import TRACE, LogLines
 from nodeagent.facts.model import Health, Identifier, Neighbor, Reason, State
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
@@ -190,7 +190,7 @@ def test_neighbors_health_and_threads(lines: io.StringIO) -> None:
 def test_the_program_escapes_its_errors_and_the_end_of_a_thread() -> None:
     code = (
         "import sys, threading\n"
-        "from nodeagent.commands.log_lines import log_to_stderr\n"
+        "from nodeagent.console.log_lines import log_to_stderr\n"
         "log_to_stderr('debug')\n"
         "def fail(): raise ValueError(sys.argv[1])\n"
         "thread = threading.Thread(target=fail, name=sys.argv[1]); thread.start(); thread.join()\n"
@@ -211,7 +211,7 @@ def test_the_program_escapes_its_errors_and_the_end_of_a_thread() -> None:
 
 CALLERS_GO = """
 import asyncio, sys
-from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.console.log_lines import log_to_stderr
 log_to_stderr("info")
 import grpc
 from grpc._cython.cygrpc import ExecuteBatchError

@@ -24,14 +24,14 @@ from nodeagent.agent_config import load
 from nodeagent.cluster import node_report
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.commands.scan.listing import scan_once
+from nodeagent.doctor import kubelet_checks, nic_checks
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources import pci_source
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
 from nodeagent_lab.sim.machine.state import octets
-from nodeagent_tools.doctor import kubelet_checks, nic_checks
-from nodeagent_tools.doctor.reads import Target
 from tests.dra.test_agent import kubeconfig
 from tests.support.rail_machine import HEAD, SLOTS, VFS, model, vfs_of
 from tests.support.running_agent import Node, node, shorten

@@ -60,6 +60,14 @@ async def test_gpus_on_the_bus_without_nvml_stop_a_rollout_until_the_driver_is_t
         assert "not ready" not in await becomes(n, 200)
 
 
+async def test_an_agent_that_may_not_ask_the_kubelet_says_what_it_does_not_notice() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent(n.configure("kubelet: {podResources: false}\n"))
+        await n.allocatable(NIC0, 4)
+        await becomes(n, 200, "kubelet.podResources is off: another device plugin that takes a resource name")
+
+
 async def test_pfs_without_vfs_are_not_ready_and_the_page_names_the_setting() -> None:
     async with node() as n:
         n.machine.set_vfs(0, 0)

@@ -22,11 +22,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli import main
+from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.host.sysfs import SysfsScan, Tree
 from nodeagent.sources import pci_source
 from nodeagent.sources.pci_source import default_route_netdevs
 from nodeagent_lab.sim.machine import Machine
-from nodeagent_tools.capture.scrambler import Scrambler
 from tests.commands.test_capture import without_mac
 
 V4 = [IPv4Address(text) for text in ("10.31.7.9", "192.168.77.201", "172.16.254.3", "100.64.3.77")]

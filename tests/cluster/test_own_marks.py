@@ -14,10 +14,10 @@ import yaml
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.node_marks import LEAF_GROUP_LABEL, OWN_MARKS, OwnMark
+from nodeagent.doctor.rbac import ACCOUNTS
 from nodeagent.facts.inventory import Inventory
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent_tools.doctor.rbac import ACCOUNTS
 
 ROOT = Path(__file__).parents[2]
 KEY = re.compile(r"(?:topology\.)?nodeagent\.io/[A-Za-z-]+(?:-[0-9])?")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
+from nodeagent.kube.api_request import ApiRequest
 from nodeagent.kube.failure import ApiError, RefusedField, error_of_answer
-from nodeagent.kube.transport import ApiRequest
 from nodeagent_lab.sim.apiserver.schema import apply_schema
 from tests.lab.test_shipped_definition import LINK, REPORT, SCHEMA
 

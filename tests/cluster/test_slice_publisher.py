@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster import slice_publisher
 from nodeagent.cluster.deliveries import Deliveries
-from nodeagent.cluster.slice_publisher import BURST, LOOK_S, SlicePublisher
+from nodeagent.cluster.slice_publisher import BURST, DELETED_BURST, LOOK_S, SlicePublisher
 from nodeagent.dra.published_pools import SlicePools
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
@@ -217,6 +218,61 @@ async def test_a_slice_of_an_earlier_layout_is_deleted_and_a_pool_without_facts_
     assert len(stage.names()) == 3
     assert "foreign" in stage.names()
     assert stage.delivery.removed == 0
+
+
+def foreign_slice(name: str) -> Json:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {
+            "driver": "nodeagent.io",
+            "nodeName": NODE,
+            "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0"}],
+        },
+    }
+
+
+async def test_a_driver_that_publishes_under_our_name_is_told_once_and_fought_at_a_bounded_rate(
+    server: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with publishing(server, deleted_gap_s=3600) as stage:
+        await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
+        for count in range(1, DELETED_BURST + 1):  # each has a new name, as of generateName
+            server.put(foreign_slice(f"{NODE}-nodeagent.io-{count}"))
+            await server.until(lambda count=count: server.counts["delete", SLICES] == count)
+        server.put(foreign_slice(last := f"{NODE}-nodeagent.io-last"))
+        stage.devices[f"{NODE}/nic"] = [device("nic-0", rail=3)]
+        stage.stir()
+        await server.until(lambda: stage.spec("nic")["devices"][0]["attributes"]["rail"]["int"] == 3)
+        assert last in stage.names()
+        assert server.counts["delete", SLICES] == DELETED_BURST
+        (line,) = (it for it in caplog.messages if "name of the DRA driver is taken" in it)
+        assert f"{NODE}-nodeagent.io-1" in line
+        (remark,) = stage.deliveries.remarks()
+        assert remark.startswith("cluster slices: another DRA driver publishes ResourceSlices")
+        assert remark.endswith("remove the other one")
+
+
+async def test_a_driver_is_told_of_before_its_slices_are_deleted(server: ApiServer) -> None:
+    server.put(foreign_slice(name := f"{NODE}-nodeagent.io-x"))
+    server.fail("403", verb="delete", resource=SLICES, times=None)
+    async with publishing(server) as stage:
+        await server.until(lambda: stage.delivery.reason is not None)
+        assert name in stage.names()
+        assert any(repr(name) in line for line in stage.deliveries.remarks())
+
+
+async def test_a_driver_that_has_gone_is_not_told_of_any_more(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(slice_publisher, "FOREIGN_S", 0)
+    server.put(foreign_slice(f"{NODE}-nodeagent.io-x"))
+    async with publishing(server) as stage:
+        await until(lambda: any("name any more" in line for line in caplog.messages))
+        assert stage.delivery.remark is None
 
 
 async def test_a_server_that_drops_fields_is_named_once_and_not_fought(

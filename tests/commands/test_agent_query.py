@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from nodeagent.commands.agent_query import AgentQueryError, follow, origin, wait_for
+from nodeagent.console.agent_query import AgentQueryError, follow, origin, wait_for
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
+from nodeagent.commands.capture.machine_capture import CaptureError, RecordingTree, capture
+from nodeagent.commands.capture.scrambler import Scrambler
+from nodeagent.commands.vfs import apply
 from nodeagent.facts.model import Function
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.sources import host_paths, nvml_session, pci_source
 from nodeagent_lab.sim.machine import Machine
-from nodeagent_tools.capture.machine_capture import CaptureError, RecordingTree, capture
-from nodeagent_tools.capture.scrambler import Scrambler
-from nodeagent_tools.vfs import apply
 from tests.support import drawn_trees
 
 CDI = "/var/run/cdi"

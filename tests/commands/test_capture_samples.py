@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli import main
+from nodeagent.commands.capture.machine_capture import CaptureError, capture
+from nodeagent.commands.capture.sample_recorder import record
 from nodeagent.commands.health.replay import replay
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.recording import decode
@@ -18,8 +20,6 @@ from nodeagent.measurements.sample import Source
 from nodeagent.sampling.recorded_samples import load
 from nodeagent.sources.gpu_source import Pace
 from nodeagent_lab.sim.machine import Machine
-from nodeagent_tools.capture.machine_capture import CaptureError, capture
-from nodeagent_tools.capture.sample_recorder import record
 from tests.support.waiting import LIMIT_S
 
 

@@ -22,7 +22,8 @@ from nodeagent import cli
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import PAGE, parsers
 from nodeagent.commands.controller import _lease
-from nodeagent.commands.options import Add, common_options, config_option, seconds
+from nodeagent.console.options import Add, common_options, config_option, seconds
+from nodeagent.console.terminal import beginnings
 from nodeagent_lab.sim.machine import Machine
 from tests.support import golden
 from tests.support.default_signals import DEFAULT_SIGNALS
@@ -106,7 +107,7 @@ def test_a_scan_on_a_narrow_terminal_shortens_uuids_to_unique_prefixes(dgx: Path
 
     from nodeagent.agent_config import Config
     from nodeagent.commands.scan import listing
-    from nodeagent.commands.terminal import Screen
+    from nodeagent.console.terminal import Screen
 
     seen = asyncio.run(listing.scan_once(Config(), dgx))
     wide, narrow = listing.as_table(seen, Screen(200)), listing.as_table(seen, Screen(100))
@@ -115,9 +116,9 @@ def test_a_scan_on_a_narrow_terminal_shortens_uuids_to_unique_prefixes(dgx: Path
     assert len({line.split()[1] for line in gpus}) == 8
     assert all(line.split()[1] in wide and len(line) <= 100 for line in gpus)
     alike = ["GPU-3a3372fa-989f", "GPU-3a3372fa-1111", "GPU-61ba988e-3ee2"]
-    assert listing.beginnings(alike) == ["GPU-3a3372fa-9", "GPU-3a3372fa-1", "GPU-61ba988e-3"]
-    assert listing.beginnings([]) == []
-    assert listing.beginnings(["a", "a"]) == ["a", "a"]
+    assert beginnings(alike) == ["GPU-3a3372fa-9", "GPU-3a3372fa-1", "GPU-61ba988e-3"]
+    assert beginnings([]) == []
+    assert beginnings(["a", "a"]) == ["a", "a"]
 
 
 def test_a_scan_with_json_is_one_object(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cli import main
+from nodeagent.commands.plan.topology_picture import fold
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES
@@ -26,7 +27,6 @@ from nodeagent_lab.demo.fabric_show import FabricShow
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.simulated_fabric import Fabric
-from nodeagent_tools.plan.topology_picture import fold
 from tests.support import golden
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.needs import which

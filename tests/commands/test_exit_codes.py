@@ -19,7 +19,7 @@ import yaml
 
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import PAGE, parsers
-from nodeagent.commands.exit_codes import LOOKS, RUNS, VERBS, WRITES, table
+from nodeagent.console.exit_codes import LOOKS, RUNS, SHOWS, VERBS, WRITES, table
 from nodeagent_lab.sim.machine import Machine
 from tests.commands.test_cabling import hall, write
 from tests.commands.test_maintain import cluster, work
@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, str]] = {
     "config check": {"good": "CONFIG", "found": "BAD", "blind": "NOWHERE"},
     "health": {"good": "--root MACHINE", "unknown": "nic99 --root MACHINE"},
     "scan": {"good": "--root MACHINE"},
-    "neighbors": {"good": "--root MACHINE"},
+    "neighbors": {"good": "--root INFINIBAND", "blind": "--root MACHINE"},
     "gpus": {"good": "--root MACHINE"},
     "history": {"blind": "--root EMPTY"},
     "vfs show": {"good": "--root MACHINE"},
@@ -93,6 +93,7 @@ def codes(verb: str, case: str) -> int:
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("places")
     Machine.load("two-gpu-two-nic").write(folder / "machine")
+    Machine.load("dgx-h100-infiniband").write(folder / "infiniband")
     (folder / "empty").mkdir()
     files = {
         "BAD": "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresorces: []\n",
@@ -103,7 +104,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (folder / name).write_text(text)
     named = {name: str(folder / name) for name in (*files, "NOWHERE", "FOLDER")}
     named["HALL"] = str(write(folder / "hall.json", hall().reports()))
-    return {**named, "MACHINE": str(folder / "machine"), "EMPTY": str(folder / "empty")}
+    return {**named, **{it: str(folder / it.lower()) for it in ("MACHINE", "INFINIBAND", "EMPTY")}}
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -143,6 +144,8 @@ def test_a_verb_ends_as_its_row_says(
     assert code == codes(verb, case), said.err
     if code == 2:
         assert said.err or said.out, "it says why"
+    if case == "blind" and VERBS[verb] is SHOWS:
+        assert not said.out, "an empty list would say that there is nothing"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +155,25 @@ def test_a_word_that_is_no_option_is_2(verb: str, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as ended:
         main([*verb.split(), "--no-such-option"])
     assert ended.value.code == 2
+
+
+def test_a_folder_that_is_no_machine_has_no_cordons_and_gets_no_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong --root said that nothing is cordoned, and got a state folder."""
+    for words, code in ((["cordon"], 2), (["cordon", "nic0", "--reason", "x"], 1), (["uncordon", "nic0"], 1)):
+        assert main([*words, "--root", str(tmp_path)]) == code
+        out, err = capsys.readouterr()
+        assert f"{tmp_path} has no /sys" in err
+        assert not out
+    assert not list(tmp_path.iterdir())
+
+
+def test_forgetting_every_rail_where_none_is_stored_says_so(
+    places: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["remembered", "forget", "--all-rails", "--root", places["MACHINE"]]) == 2
+    assert capsys.readouterr().err.startswith("nodeagent: no rail is stored in ")
 
 
 async def test_an_unknown_name_gets_a_similar_one(

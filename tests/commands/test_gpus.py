@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nodeagent.cli import main
 from nodeagent.commands.gpus.gpu_listing import LIMITED_BY, as_table
-from nodeagent.commands.terminal import Screen
+from nodeagent.console.terminal import Screen
 from nodeagent.facts.gpu_usage import NamedProcess
 from nodeagent.facts.model import ContainerLimit, Holding, MigDevice, Snapshot
 from nodeagent.health.gpu_settings import GpuSettings

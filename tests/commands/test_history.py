@@ -12,8 +12,8 @@ import pytest
 from nodeagent.base.change_log import Change, ChangeLog
 from nodeagent.base.kept_changes import FORM, kept
 from nodeagent.cli import main
-from nodeagent.commands import moments
 from nodeagent.commands.history import differences
+from nodeagent.console import moments
 from nodeagent.web.history_page import history_page
 from tests.support.manifests import ROOT
 

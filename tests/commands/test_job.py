@@ -12,14 +12,14 @@ import pytest
 from msgspec import structs
 
 from nodeagent.cli import main
-from nodeagent.commands.terminal import Screen
+from nodeagent.commands.plan import job, trouble
+from nodeagent.commands.plan.objects import store_object
+from nodeagent.commands.plan.preview import Preview, make_objects, make_preview
+from nodeagent.console.terminal import Screen
 from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.jobs import JobKey, JobPod, by_job, job_pod
 from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
-from nodeagent_tools.plan import job, trouble
-from nodeagent_tools.plan.objects import store_object
-from nodeagent_tools.plan.preview import Preview, make_objects, make_preview
 from tests.commands.test_cabling import write
 from tests.commands.test_plan_live import kubeconfig, serving
 from tests.commands.test_trouble import NOW, down

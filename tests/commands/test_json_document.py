@@ -11,14 +11,14 @@ import pytest
 
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import parsers
-from nodeagent.commands.json_document import document
+from nodeagent.console.json_document import document
 from nodeagent_lab.sim.machine import Machine
 from tests.commands import test_job
 from tests.support.manifests import ROOT
 
 OF_A_NODE = {
     "scan": "scan --json --root MACHINE",
-    "neighbors": "neighbors --json --root MACHINE",
+    "neighbors": "neighbors --json --root INFINIBAND",
     "health": "health --json --root MACHINE",
     "health DEVICE": "health nic0 --json --root MACHINE",
     "health rules": "health rules --json --root MACHINE",
@@ -54,8 +54,9 @@ OTHER_MEANING = {"health rules": {"source"}}
 
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    machine, hall = tmp_path / "machine", tmp_path / "hall"
+    machine, hall, infiniband = tmp_path / "machine", tmp_path / "hall", tmp_path / "infiniband"
     Machine.load("two-gpu-two-nic").write(machine)
+    Machine.load("dgx-h100-infiniband").write(infiniband)
     hall.mkdir()
     test_job.file(*test_job.troubled(), hall)
     history = tmp_path / "history.json"
@@ -63,7 +64,13 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("NODE_NAME", "gpu-1")
     monkeypatch.delenv("KUBECONFIG", raising=False)
     recording = ROOT / "tests/recordings/flaps.jsonl"
-    return {"MACHINE": str(machine), "HALL": str(hall), "HISTORY": str(history), "RECORDING": str(recording)}
+    return {
+        "MACHINE": str(machine),
+        "INFINIBAND": str(infiniband),
+        "HALL": str(hall),
+        "HISTORY": str(history),
+        "RECORDING": str(recording),
+    }
 
 
 def printed(line: str, inputs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from nodeagent.commands import log_lines
-from nodeagent.commands.log_lines import LogThread
+from nodeagent.console import log_lines
+from nodeagent.console.log_lines import LogThread
 from tests.support.waiting import Lines
 
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from nodeagent.cli import main
+from nodeagent.commands.plan.maintain import TRIES
 from nodeagent.fabric.maintenance import MAINTENANCE, Maintenance, read_maintenance
 from nodeagent_lab.sim.apiserver import ApiServer
-from nodeagent_tools.plan.maintain import TRIES
 from tests.commands.test_plan_live import kubeconfig
 from tests.controller.test_controller import populate
 

@@ -117,7 +117,7 @@ async def test_watch_prints_each_change(links, root):
         await listings.aclose()
 
 
-async def verb(*arguments: str) -> tuple[str, str]:
+async def verb(*arguments: str, code: int = 0) -> tuple[str, str]:
     """Run `nodeagent neighbors` as a process in the namespace of this thread. Return stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "nodeagent", "neighbors", *arguments),
@@ -126,7 +126,7 @@ async def verb(*arguments: str) -> tuple[str, str]:
     )
     async with asyncio.timeout(60):
         out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
+    assert process.returncode == code, err.decode()
     return out.decode(), err.decode()
 
 
@@ -176,7 +176,9 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
         assert re.search(r"leaf-1 .* 2 min +[\d.]+ s +live$", out, re.MULTILINE)
         assert re.search(r"forged .* 5 min of 18 h 12 min +[\d.]+ s +live beside$", out, re.MULTILINE)
         assert "swp1: the neighbor was leaf-9 p9 until " in out
-        out, err = await verb(*root, "--listen", "--wait", "0.2", "--json")
+        out, err = await verb(
+            *root, "--listen", "--wait", "0.2", "--json", "--config", str(running.config_file)
+        )
         assert json.loads(out)["agent"] is None
         assert "asks no agent" in err
 
@@ -192,7 +194,8 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
         watching.terminate()
         await asyncio.wait_for(watching.wait(), LIMIT_S)
         await running.stop_agent()
-        _, err = await verb(*root, "--wait", "0.2", "--json")
+        out, err = await verb(*root, "--wait", "0.2", "--json", code=2)
+        assert not out
         assert "no agent runs here" in err
 
 
@@ -295,11 +298,11 @@ async def test_a_scan_of_a_capture_does_not_wait_for_lldp(tmp_path):
 
 def test_the_answer_for_a_copy_of_a_machine_names_where_frames_arrive(tmp_path, capsys):
     Machine.load("two-gpu-two-nic").write(tmp_path / "root")
-    assert main(["neighbors", "--root", str(tmp_path / "root")]) == 0
-    output = capsys.readouterr().out
-    assert output.startswith(f"{tmp_path / 'root'} is a copy of a machine")
-    assert main(["neighbors", "--json", "--root", str(tmp_path / "root")]) == 0
-    assert json.loads(capsys.readouterr().out)["links"] == []
+    for option in ((), ("--json",), ("--watch",), ("--watch", "--json"), ("--listen",)):
+        assert main(["neighbors", "--root", str(tmp_path / "root"), *option]) == 2
+        output, said = capsys.readouterr()
+        assert not output, "an empty list would say that no link has a neighbor"
+        assert f"{tmp_path / 'root'} is a copy of a machine" in said
 
 
 @pytest.mark.needs("root", "ip", "nsenter")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from nodeagent import cli
-from nodeagent.commands import user_files
+from nodeagent.commands.plan import objects, preview
+from nodeagent.console import user_files
 from nodeagent.fabric import FabricRules
-from nodeagent_tools.plan import objects, preview
 
 UNIT, RAILS, NODES = 8, 8, 1600
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent import cli
+from nodeagent.commands.plan.objects import Objects
+from nodeagent.commands.plan.preview import make_objects, make_preview, read_cluster
 from nodeagent.fabric import FabricRules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError
 from nodeagent_lab.sim.apiserver import ApiServer
-from nodeagent_tools.plan.objects import Objects
-from nodeagent_tools.plan.preview import make_objects, make_preview, read_cluster
 
 LINK = {
     "name": "rail0", "fabric": "compute", "rail": 0, "state": "healthy",

@@ -8,13 +8,13 @@ import msgspec
 from msgspec.structs import replace
 
 from nodeagent.agent_config import load
-from nodeagent.commands.running_sources import view_of
 from nodeagent.commands.scan.listing import as_json, as_table
-from nodeagent.facts.model import Snapshot
+from nodeagent.console.running_sources import view_of
+from nodeagent.facts.model import HostPaths, Snapshot, StaleSource
 from nodeagent.offering.offer import Offer
 from nodeagent.web.machine_view import MachineView
 from tests.dra.test_published_pools import CONFIG
-from tests.support.kind_machines import SICK, dgx
+from tests.support.kind_machines import SICK, WITH_DRIVER, dgx
 from tests.support.mig_driver import MigDriver
 
 VIEW = view_of(Offer(load(CONFIG, name="test")), dgx())
@@ -58,6 +58,7 @@ HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 
 
 def reasons(config: str, facts: Snapshot) -> list[str]:
+    facts = replace(facts, paths=WITH_DRIVER)
     shown = as_table(view_of(Offer(load(HEAD + config, name="test")), facts))
     return [line.strip() for line in shown.partition("REASONS\n")[2].splitlines()]
 
@@ -78,3 +79,18 @@ def test_the_reason_of_devices_that_lack_more_than_their_gpu_is_shown() -> None:
     sick = replace(dgx(), gpus=(replace(first, health=SICK), *rest))
     (line,) = (it for it in reasons("resources: [{kind: gpu-mem}]\n", sick) if "XID 79" in it)
     assert line.startswith("GPU0 "), "the fault of a GPU is said once"
+
+
+def test_a_resource_without_the_library_of_the_driver_is_withheld_as_the_agent_withholds_it() -> None:
+    """It was listed with 16 healthy devices beside the remark that no container can have one."""
+    offer = Offer(
+        load(HEAD + "resources: [{kind: gpu-mem, sliceMiB: 40000, mode: devicePlugin}]\n", name="test")
+    )
+    for paths, listed in ((WITH_DRIVER, ["gpu-mem"]), (HostPaths(gpu_nodes=("/dev/nvidiactl",)), [])):
+        view = view_of(offer, replace(dgx(), paths=paths))
+        assert [resource.rpartition("/")[2] for resource, _ in view.resources] == listed
+        assert any("libcuda.so.1" in trouble.message for trouble in view.troubles) is not bool(listed)
+    silent = (StaleSource("paths", "hangs"),)
+    unknown = view_of(offer, replace(dgx(), stale_sources=silent))
+    assert len(unknown.resources) == 1, "a source that has failed proves nothing"
+    assert not unknown.troubles

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.commands.terminal import Screen, columns, remarks, section
+from nodeagent.console.terminal import Screen, columns, remarks, section
 from tests.support.waiting import await_bytes
 
 HEADS = ("NAME", "PCI ADDRESS", "STATE", "NOTE")
@@ -151,9 +151,7 @@ def test_the_shipped_sample_fits_80_columns_and_no_word_is_broken(arguments: str
 
 def test_a_sentence_on_stderr_wraps_on_a_terminal_only() -> None:
     sentence = "a sentence on stderr that is longer than the forty columns of this terminal"
-    script = (
-        f"import os, sys; os.dup2(1, 2); from nodeagent.commands.terminal import note; note({sentence!r})"
-    )
+    script = f"import os, sys; os.dup2(1, 2); from nodeagent.console.terminal import note; note({sentence!r})"
     written = _on_terminal(script, width=40).splitlines()
     assert len(written) > 1
     assert all(len(line) <= 40 for line in written)
@@ -166,7 +164,7 @@ def test_a_sentence_on_stderr_wraps_on_a_terminal_only() -> None:
 
 
 WATCH = """
-from nodeagent.commands.terminal import watching
+from nodeagent.console.terminal import watching
 with watching() as show:
     for i in range(3):
         show(f"state {i}")

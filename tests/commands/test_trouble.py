@@ -13,6 +13,9 @@ import pytest
 from msgspec import structs
 
 from nodeagent.cli import main
+from nodeagent.commands.plan import trouble
+from nodeagent.commands.plan.objects import store_object
+from nodeagent.commands.plan.preview import Preview, make_objects, make_preview
 from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.link_faults import LinkFault
@@ -20,9 +23,6 @@ from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
 from nodeagent.fabric.troubles import FabricTrouble, _one_cause, troubles
 from nodeagent.facts.remedies import remedy_of
 from nodeagent.health.rules.links import LINK_RULES
-from nodeagent_tools.plan import trouble
-from nodeagent_tools.plan.objects import store_object
-from nodeagent_tools.plan.preview import Preview, make_objects, make_preview
 from tests.commands.test_cabling import hall, write
 from tests.support.halls import Hall
 from tests.support.manifests import ROOT

@@ -15,17 +15,17 @@ from msgspec import structs
 
 from nodeagent.agent_config import Config, load
 from nodeagent.commands.scan.listing import as_table, scan_once
+from nodeagent.commands.vfs import apply
+from nodeagent.commands.vfs.provision_pf import PfProvisioning, guid_of_vf
+from nodeagent.commands.vfs.vf_users import VfUsers
+from nodeagent.commands.vfs.wanted import PfWant
+from nodeagent.doctor import nic_checks
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Function
 from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources import pci_source
 from nodeagent_lab.sim.machine import Machine
-from nodeagent_tools.doctor import nic_checks
-from nodeagent_tools.doctor.reads import Target
-from nodeagent_tools.vfs import apply
-from nodeagent_tools.vfs.provision_pf import PfProvisioning, guid_of_vf
-from nodeagent_tools.vfs.vf_users import VfUsers
-from nodeagent_tools.vfs.wanted import PfWant
 from tests.commands.test_vfs import kubelet, reacting
 from tests.support import infiniband_machine
 

@@ -23,16 +23,16 @@ from msgspec import structs
 
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
+from nodeagent.commands.vfs import apply
+from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, different, spans
+from nodeagent.commands.vfs.vf_users import VfUsers
+from nodeagent.commands.vfs.wanted import PfWant, wanted
 from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.kube import podresources_pb2 as pb
 from nodeagent.sources import pci_source
 from nodeagent_lab.sim.machine import Machine
-from nodeagent_tools.vfs import apply
-from nodeagent_tools.vfs.provision_pf import PfProvisioning, VfInUseError, different, spans
-from nodeagent_tools.vfs.vf_users import VfUsers
-from nodeagent_tools.vfs.wanted import PfWant, wanted
 from tests.support import drawn_trees
 from tests.support.dead_files import dead
 from tests.support.namespaces import NamespaceThread

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from nodeagent.commands.watch_screen import matching
+from nodeagent.console.watch_screen import matching
 from tests.support import golden
 from tests.support.needs import which
 from tests.support.waiting import until
@@ -28,7 +28,7 @@ import asyncio, sys
 from pathlib import Path
 import msgspec
 from nodeagent.commands.health.device_health import as_table
-from nodeagent.commands.terminal import screen, watching
+from nodeagent.console.terminal import screen, watching
 from nodeagent.health.explain import DeviceView
 views = msgspec.json.decode(Path("tests/golden/health-faults.json").read_bytes(), type=tuple[DeviceView, ...])
 async def main():

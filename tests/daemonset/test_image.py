@@ -14,8 +14,8 @@ import pytest
 
 from hack.release import checks
 from nodeagent import __version__
+from nodeagent.commands.plan.controller_settings import REMEDY
 from nodeagent_lab.sim.machine import Machine
-from nodeagent_tools.plan.controller_settings import REMEDY
 from tests.support.manifests import ROOT
 from tests.support.needs import lack, which
 

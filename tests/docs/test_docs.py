@@ -109,7 +109,7 @@ def messages() -> dict[Path, list[str]]:
     """
     texts: dict[Path, list[str]] = {}
     for path in sorted(
-        path for folder in ("nodeagent", "hack/tools", "hack/lab") for path in (ROOT / folder).rglob("*.py")
+        path for folder in ("nodeagent", "hack/lab") for path in (ROOT / folder).rglob("*.py")
     ):
         with no_garbage_collection():
             texts[path] = [*literals(ast.parse(path.read_text()))]

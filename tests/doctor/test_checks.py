@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from nodeagent import doctor
 from nodeagent.agent_config import Config, load
+from nodeagent.doctor import (
+    agent_checks,
+    capabilities,
+    cluster_checks,
+    configuration_checks,
+    dra_checks,
+    gpu_checks,
+    infiniband_checks,
+    kubelet_checks,
+    lldp_checks,
+    machine_checks,
+    mps_checks,
+    nic_checks,
+    nvsentinel_checks,
+    runtime_checks,
+)
+from nodeagent.doctor.cluster_checks import ClusterFacts, DeniedVerb, NodeFacts
+from nodeagent.doctor.dra_checks import DraFacts, ForeignDevice, PublishedDevice
+from nodeagent.doctor.driver_process import DriverAnswer
+from nodeagent.doctor.finding import Finding
+from nodeagent.doctor.rbac import NEEDED_RIGHTS
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import (
     Function,
     Gpu,
@@ -25,35 +49,15 @@ from nodeagent.facts.model import (
 )
 from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import UmadReason
 from nodeagent.infiniband.asking import IbPortState
 from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
+from nodeagent.kubelet import rail_memory
 from nodeagent.lldp.link_remarks import LinkSide
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.ib_ports import IbPort
 from nodeagent.sources.pci_source import PciFacts
-from nodeagent_tools import doctor
-from nodeagent_tools.doctor import (
-    agent_checks,
-    capabilities,
-    cluster_checks,
-    configuration_checks,
-    dra_checks,
-    gpu_checks,
-    infiniband_checks,
-    kubelet_checks,
-    lldp_checks,
-    machine_checks,
-    mps_checks,
-    nic_checks,
-    nvsentinel_checks,
-    runtime_checks,
-)
-from nodeagent_tools.doctor.cluster_checks import ClusterFacts, DeniedVerb, NodeFacts
-from nodeagent_tools.doctor.dra_checks import DraFacts, ForeignDevice, PublishedDevice
-from nodeagent_tools.doctor.driver_process import DriverAnswer
-from nodeagent_tools.doctor.finding import Finding
-from nodeagent_tools.doctor.rbac import NEEDED_RIGHTS
 
 
 def config(text: str = "") -> Config:
@@ -449,6 +453,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         kubelet_checks.findings(replace(SERVING, podresources=False), DEFAULT, None),
     ),
     (
+        "note podresources_off",
+        kubelet_checks.findings(SERVING, config("kubelet: {podResources: false}\n"), None),
+    ),
+    (
         "warn podresources_refused",
         kubelet_checks.findings(replace(SERVING, podresources_error="x"), DEFAULT, None),
     ),
@@ -520,12 +528,38 @@ def of_node(**fields: object) -> Iterable[Finding]:
 
 
 def phantoms_of(
-    allocatable: dict[str, str], offered: dict[str, tuple[str, ...]] | None = None, *, locked: bool = True
+    allocatable: dict[str, str],
+    offered: dict[str, tuple[str, ...]] | None = None,
+    *,
+    locked: bool = True,
+    earlier: Collection[str] = (),
 ) -> list[Finding]:
     """Of a Node with these resources, while the agent offers slices alone."""
     kubelet = replace(SERVING, offered={} if offered is None else offered, locked=locked)
     cluster = replace(GOOD_CLUSTER, node=replace(GOOD_NODE, allocatable=allocatable))
-    return list(cluster_checks.phantoms(cluster, kubelet, SLICES_ONLY, SNAPSHOT))
+    return list(cluster_checks.phantoms(cluster, kubelet, SLICES_ONLY, SNAPSHOT, earlier=earlier))
+
+
+def test_devices_under_an_earlier_prefix_are_named_as_far_as_the_agent_remembers_it(tmp_path: Path) -> None:
+    (tmp_path / "slices.json").write_text('{"old.example.com/gpu-mem": 1024, "bare": 1024}')
+    (tmp_path / "rails.json").write_text(
+        f'{{"version": {rail_memory.FORM.version}, "names": {{"other.example.com/nic0": ["0000:18:00.1"]}}}}'
+    )
+    config = structs.replace(DEFAULT, health=structs.replace(DEFAULT.health, state_directory="/"))
+    target = Target(Tree(tmp_path), config, recorded=True, kubelet_dir=None)
+    earlier = nic_checks.read_stored(target).prefixes
+    assert earlier == {"old.example.com", "other.example.com"}
+    node = {
+        "old.example.com/nic0": "8",
+        "other.example.com/nic0": "4",
+        "third.example.com/x": "1",
+        "cpu": "96",
+    }
+    assert [it.what.partition(":")[0] for it in phantoms_of(node, earlier=earlier)] == [
+        "old.example.com/nic0",
+        "other.example.com/nic0",
+    ]
+    assert not phantoms_of(node)
 
 
 @pytest.mark.parametrize(
@@ -837,10 +871,9 @@ def test_disabled_parts_have_no_findings() -> None:
     }
     assert levels(lldp_checks.findings(lldp_checks.LldpFacts(), no_lldp)) == {"ok"}
     assert levels(gpu_checks.findings(of_gpus(answer=None), config("gpu: {driver: none}\n"))) == {"ok"}
-    without_podresources = config("kubelet: {podResources: false}\n")
-    assert levels(
-        kubelet_checks.findings(replace(SERVING, podresources=False), without_podresources, None)
-    ) == {"ok"}
+    blind = replace(SERVING, podresources=False)
+    without_podresources = config("kubelet: {podResources: false}\nresources: []\n")
+    assert levels(kubelet_checks.findings(blind, without_podresources, None)) == {"ok"}
 
 
 def test_missing_frames_are_explained_by_the_driver_s_firmware() -> None:

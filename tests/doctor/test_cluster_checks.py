@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent import doctor
 from nodeagent.agent_config import Config
+from nodeagent.doctor import cluster_checks
+from nodeagent.doctor.cluster_checks import ClusterFacts, ClusterOptions, DeniedVerb, NodeFacts
+from nodeagent.doctor.dra_checks import ForeignDevice, PublishedDevice
+from nodeagent.doctor.finding import Finding
+from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, Role
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.machine import Machine
-from nodeagent_tools import doctor
-from nodeagent_tools.doctor import cluster_checks
-from nodeagent_tools.doctor.cluster_checks import ClusterFacts, ClusterOptions, DeniedVerb, NodeFacts
-from nodeagent_tools.doctor.dra_checks import ForeignDevice, PublishedDevice
-from nodeagent_tools.doctor.finding import Finding
-from nodeagent_tools.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, Role
 from tests.doctor.test_checks import CLUSTER_CASES, GOOD_CLUSTER, GOOD_NODE, MEMORY, SNAPSHOT, config, levels
 
 Json = dict[str, Any]

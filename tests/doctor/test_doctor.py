@@ -8,23 +8,21 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hack.docs.doctor_findings import finding_tables
+from nodeagent import doctor
 from nodeagent.agent_config import Config
-from nodeagent.base.stored_file import StoredForm
 from nodeagent.cli import main
+from nodeagent.doctor import capabilities, reads
+from nodeagent.doctor.capabilities import ProcessRights, StateDirectory
+from nodeagent.doctor.finding import Finding, Level, as_table
+from nodeagent.doctor.kubelet_checks import KubeletFacts
+from nodeagent.doctor.reads import Target
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.machine.blueprint import MACHINES
-from nodeagent_tools import doctor
-from nodeagent_tools.doctor import capabilities, reads
-from nodeagent_tools.doctor.capabilities import ProcessRights, StateDirectory
-from nodeagent_tools.doctor.finding import Finding, Level, as_table
-from nodeagent_tools.doctor.kubelet_checks import KubeletFacts
-from nodeagent_tools.doctor.reads import Target
 from tests.support import golden
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, grow
@@ -138,13 +136,26 @@ def test_what_the_nics_lack_is_told_once_and_not_as_an_entry_without_devices(
     assert "config_idle" not in {it.key for it in found}
 
 
-@pytest.mark.parametrize("form", capabilities.FORMS, ids=lambda form: form.name)
-def test_a_stored_file_of_no_bytes_is_broken(tmp_path: Path, form: StoredForm[Any]) -> None:
-    (tmp_path / form.name).touch()
+STORED = (*(form.name for form in capabilities.FORMS), "claims/0b5e1a52.json")
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_file_of_no_bytes_is_broken(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
     state = capabilities._state(Tree(tmp_path), "/")
-    assert list(state.broken) == [form.name]
+    assert list(state.broken) == [name]
     (found,) = capabilities._judge_state(state)
     assert found.key == "state_broken"
+
+
+def test_each_stored_file_that_the_documentation_names_is_looked_at() -> None:
+    first, *_ = (ROOT / "docs/stored-files.md").read_text().partition("Files for other programs")
+    named = set(re.findall(r"^\| `([\w/-]+\.json)`", first, re.MULTILINE)) - {
+        "claims/UID.json",
+        "cordons.json",
+    }
+    assert named == {form.name for form in capabilities.FORMS}
 
 
 def found_with(*, uid: int, kubelet: bool) -> list[Finding]:
@@ -404,7 +415,7 @@ def test_the_documentation_lists_every_finding() -> None:
 def test_every_key_is_used_and_declared_once() -> None:
     declared = [key for topic in doctor.TOPICS for key in topic.entries]
     assert len(declared) == len(set(declared))
-    source = "".join(path.read_text() for path in (ROOT / "hack/tools/nodeagent_tools/doctor").glob("*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "nodeagent/doctor").glob("*.py"))
     used = set(re.findall(r"\b(?:TOPIC|DOCTOR|PLACE)\.(?:ok|note|warn|fix)\(\s*\"(\w+)\"", source))
     used |= set(re.findall(r"\bsay\(\s*\"(\w+)\"", source))
     assert used == set(declared)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import Config
+from nodeagent.doctor import gpu_checks, machine_checks
+from nodeagent.doctor.reads import Target
 from nodeagent.host.recorded_gpus import PATH
 from nodeagent.host.sysfs import Tree
 from nodeagent_lab.sim.machine import Machine
-from nodeagent_tools.doctor import gpu_checks, machine_checks
-from nodeagent_tools.doctor.reads import Target
 
 TAINT, PEERMEM, KERNEL = (
     "sys/module/nvidia/taint",

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import load
+from nodeagent.doctor import mps_checks
+from nodeagent.doctor.reads import Target
 from nodeagent.host.sysfs import Tree
 from nodeagent.sharing.mps_files import DaemonState, DaemonStates, MpsFiles, WantedDaemons
 from nodeagent.sharing.mps_watch import NOT_YET
-from nodeagent_tools.doctor import mps_checks
-from nodeagent_tools.doctor.reads import Target
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 SHARED = f"{HEAD}resources: [{{kind: gpu-mem, enforcement: mps}}]"

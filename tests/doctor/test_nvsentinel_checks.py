@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.agent_config import load
+from nodeagent.doctor import nvsentinel_checks
+from nodeagent.doctor.reads import Target
 from nodeagent.host.sysfs import Tree
-from nodeagent_tools.doctor import nvsentinel_checks
-from nodeagent_tools.doctor.reads import Target
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 

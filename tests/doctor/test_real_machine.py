@@ -15,14 +15,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from nodeagent import doctor
 from nodeagent.agent_config import Config, load
+from nodeagent.doctor import capabilities, driver_process, kubelet_checks, lldp_checks, nic_checks
+from nodeagent.doctor.reads import Target
 from nodeagent.health import state_file
 from nodeagent.host.ethtool import Ethtool
 from nodeagent.host.sysfs import Tree
 from nodeagent.kube import deviceplugin_pb2 as pb
-from nodeagent_tools import doctor
-from nodeagent_tools.doctor import capabilities, driver_process, kubelet_checks, lldp_checks, nic_checks
-from nodeagent_tools.doctor.reads import Target
 from tests.commands.test_neighbors import announce, links, root
 from tests.host.test_nvml import Machine as NvmlMachine
 from tests.host.test_nvml import build, environment, gpu

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.doctor.nic_checks import _shared_subnets
 from nodeagent.host.sysfs import Tree
 from nodeagent_lab.sim.netns import Netns
-from nodeagent_tools.doctor.nic_checks import _shared_subnets
 from tests.support.rail_rig import set_kernel
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster import agent_tasks
+from nodeagent.cluster import agent_events, agent_tasks
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.device_attributes import NUMA_NODES
@@ -19,11 +19,12 @@ from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.host import numa_nodes
 from nodeagent.host.sysfs import Tree
 from nodeagent.kubelet import holdings
+from nodeagent.kubelet.unix_server import UnixServer
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.apiserver.resource_slices import LIST_ATTRIBUTES, SINCE_1_36
 from nodeagent_lab.sim.kubelet import Container, PodSpec
 from nodeagent_lab.sim.kubelet.dra_manager import PodClaim, SandboxError
-from tests.support.dra_node import claim_of, result
+from tests.support.dra_node import claim_of, registering, result
 from tests.support.running_agent import HEAD, PROMPT, shorten_holdings
 from tests.support.running_agent import node as running_node
 from tests.support.waiting import LIMIT_S
@@ -95,6 +96,36 @@ async def test_the_agent_prepares_a_claim_and_after_a_change_of_the_mode_its_har
 
 
 BY_CLAIM = "resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n"
+
+
+async def test_another_driver_of_our_name_is_an_event_until_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_events, "STATE_LOOK_S", 0.05)
+    server = await ApiServer().start()
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+    access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
+    config = f"{HEAD}{PROMPT}cluster: {{{access}, report: false}}\n{BY_CLAIM}"
+    rival = UnixServer()
+
+    def events() -> dict[str, str]:
+        return {event["reason"]: event["message"] for event in server.objects("events")}
+
+    try:
+        async with running_node() as node:
+            await node.kubelet.start()
+            await node.start_agent(node.configure(config), node_name="n1")
+            await node.kubelet.until(lambda: node.kubelet.dra.registered(DRIVER), 20)
+            socket = node.folder / "k/plugins_registry/other.sock"
+            await rival.start(socket, (registering(DRIVER, "DRAPlugin"),))
+            await server.until(lambda: "ResourceTaken" in events())
+            assert events()["ResourceTaken"].startswith(f"Another DRA driver registers the name {DRIVER} ")
+            await rival.stop()
+            await server.until(lambda: "Recovered" in events())
+            assert f"DRA driver {DRIVER}" in events()["Recovered"]
+    finally:
+        await rival.stop()
+        await server.stop()
 
 
 async def test_a_claim_whose_files_cannot_be_written_is_not_ready_in_the_cluster(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from nodeagent.dra import claims as claims_module
 from nodeagent.dra.claim_mending import ClaimMending
 from nodeagent.dra.claims import PreparedClaims
-from nodeagent.dra.offered import OfferedPools
+from nodeagent.dra.offered import DraOffer, OfferedPools
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, is_outdated
 from nodeagent.facts.cdi import ContainerEdits
 from nodeagent.facts.model import DeviceNode, Function, Gpu, Rdma, Snapshot, StaleSource
@@ -303,24 +303,9 @@ async def test_an_administrator_loses_a_device_that_is_gone_and_keeps_the_others
     tmp_path: Path, kind: str
 ) -> None:
     """The device node of a device that was taken out may be another one's by now."""
-    store, facts = ClaimStore(), machine()
-    rdma = {
-        it.pci_address: Rdma(f"mlx5_{i}", f"/dev/infiniband/uverbs{i}")
-        for i, it in enumerate(facts.functions)
-    }
-    facts = replace(facts, functions=tuple(replace(it, rdma=rdma[it.pci_address]) for it in facts.functions))
-    offer, (one, two) = offer_of(facts), gpus_of(facts) if kind == "gpu" else pfs_of(facts)
-    claim = store.put(claim_of("m", *(result(it, 0, "all", adminAccess=True) for it in (one, two))))
-    admin = Prepared(tmp_path, offer, claims_of(tmp_path, offer, store), claim)
-    await admin.prepare()
-    words = [it.gpu.uuid if kind == "gpu" else f'"{rdma[it.pf.pci_address].uverbs}"' for it in (one, two)]
-
-    def seen() -> list[bool]:
-        devices = json.dumps(json.loads(admin.spec.read_text())["devices"])
-        return [word in devices for word in words]
-
+    admin, facts, (one, _), seen = await administrator(tmp_path, kind)
     assert seen() == [True, True]
-    offer.update(OfferedPools({"gpu": None, "nic": None}), Snapshot())
+    admin.offer.update(OfferedPools({"gpu": None, "nic": None}), Snapshot())
     await admin.mending.mend()
     assert seen() == [True, True], "the devices are not known yet"
     gone = one.gpu.uuid if kind == "gpu" else one.pf.pci_address
@@ -329,9 +314,58 @@ async def test_an_administrator_loses_a_device_that_is_gone_and_keeps_the_others
         gpus=tuple(it for it in facts.gpus if it.uuid != gone),
         functions=tuple(it for it in facts.functions if gone not in (it.pci_address, it.parent)),
     )
-    publish(offer, left)
+    publish(admin.offer, left)
     await admin.mending.mend()
     assert seen() == [False, True]
-    publish(offer, facts)
+    publish(admin.offer, facts)
     await admin.mending.mend()
     assert seen() == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["gpu", "nic"])
+async def test_an_administrator_loses_all_devices_of_a_kind_that_claims_do_not_offer_any_more(
+    tmp_path: Path, kind: str
+) -> None:
+    """Without an entry of mode dra nothing says which device nodes its devices have."""
+    admin, facts, _, seen = await administrator(tmp_path, kind)
+    admin.offer.update(OfferedPools({}), facts)
+    await admin.mending.mend()
+    assert seen() == [False, False]
+    await admin.prepare()
+    assert seen() == [False, False]
+    publish(admin.offer, facts)
+    await admin.mending.mend()
+    assert seen() == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["gpu", "nic"])
+async def test_an_administrator_keeps_its_devices_until_a_new_agent_knows_what_is_offered(
+    tmp_path: Path, kind: str
+) -> None:
+    admin, _, _, seen = await administrator(tmp_path, kind)
+    mending = ClaimMending(admin.claims, admin.claims._files, DraOffer())
+    await mending.mend()
+    assert seen() == [True, True]
+
+
+async def administrator(
+    folder: Path, kind: str
+) -> tuple[Prepared, Snapshot, Sequence[Any], Callable[[], list[bool]]]:
+    """A prepared claim that sees two devices of this kind, the facts, the devices, and which of them its spec shows."""
+    store, facts = ClaimStore(), machine()
+    rdma = {
+        it.pci_address: Rdma(f"mlx5_{i}", f"/dev/infiniband/uverbs{i}")
+        for i, it in enumerate(facts.functions)
+    }
+    facts = replace(facts, functions=tuple(replace(it, rdma=rdma[it.pci_address]) for it in facts.functions))
+    offer, devices = offer_of(facts), gpus_of(facts) if kind == "gpu" else pfs_of(facts)
+    claim = store.put(claim_of("m", *(result(it, 0, "all", adminAccess=True) for it in devices)))
+    admin = Prepared(folder, offer, claims_of(folder, offer, store), claim)
+    await admin.prepare()
+    words = [it.gpu.uuid if kind == "gpu" else f'"{rdma[it.pf.pci_address].uverbs}"' for it in devices]
+
+    def seen() -> list[bool]:
+        text = json.dumps(json.loads(admin.spec.read_text())["devices"])
+        return [word in text for word in words]
+
+    return admin, facts, devices, seen

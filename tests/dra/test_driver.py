@@ -23,7 +23,7 @@ from nodeagent.dra.mig_instances import MigInstances
 from nodeagent.dra.offered import DraOffer, OfferedPools, held_by_claims
 from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.facts.model import Health, Reason, Snapshot, State
-from nodeagent.kube import dra_v1_pb2, pluginregistration_pb2
+from nodeagent.kube import dra_v1_pb2
 from nodeagent.kube.access import Access
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
@@ -41,6 +41,7 @@ from tests.support.dra_node import (
     offer_of,
     pfs_of,
     publish,
+    registering,
     result,
 )
 from tests.support.kind_machines import gpu_of
@@ -438,24 +439,13 @@ async def test_another_driver_of_our_name_is_told_until_it_goes_and_then_ours_is
     node: DraNode,
 ) -> None:
     await until(lambda: node.driver.unregistered is None and node.registrations == 1)
-    asked = []
-
-    def registering(name: str, kind: str) -> grpc.GenericRpcHandler:
-        async def get_info(_request: bytes, _context: Any) -> bytes:
-            asked.append(name)
-            return pluginregistration_pb2.PluginInfo(
-                type=kind, name=name, endpoint="/other/dra.sock", supported_versions=["v1.DRAPlugin"]
-            ).SerializeToString()
-
-        handler = grpc.unary_unary_rpc_method_handler(get_info)
-        return grpc.method_handlers_generic_handler("pluginregistration.Registration", {"GetInfo": handler})
-
+    asked: list[str] = []
     registry = node.folder / "k/plugins_registry"
     (registry / "below").mkdir()
     plugins = [("csi.example.com", "CSIPlugin"), ("gpu.example.com", "DRAPlugin"), (DRIVER, "DRAPlugin")]
     servers = [UnixServer() for _ in plugins]
     for server, (name, kind) in zip(servers, plugins, strict=True):
-        await server.start(registry / "below" / f"{kind}-{name}.sock", (registering(name, kind),))
+        await server.start(registry / "below" / f"{kind}-{name}.sock", (registering(name, kind, asked),))
     await until(lambda: node.driver.unregistered is not None)
     assert f"another DRA driver registers the name {DRIVER} " in node.driver.unregistered
     assert "endpoint '/other/dra.sock'" in node.driver.unregistered

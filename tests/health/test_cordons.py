@@ -15,6 +15,8 @@ from nodeagent.base.stored_file import StoredFile
 from nodeagent.cli import main
 from nodeagent.cluster.affected_devices import affected_pods, failed_devices, reported_devices
 from nodeagent.cluster.nvsentinel.health_events import event_of
+from nodeagent.doctor import capabilities
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import CORDONED, HEALTHY, Health, Reason, Snapshot, State
 from nodeagent.health.cordons import Cordon, cordon_reasons, with_cordon
 from nodeagent.health.service import HealthService
@@ -26,8 +28,6 @@ from nodeagent.kubelet import rail_memory
 from nodeagent.kubelet.rail_memory import NumberedSelection
 from nodeagent.sources.cordons_file import FORM, CordonsFile, one_at_a_time
 from nodeagent_lab.sim.kubelet import PodSpec
-from nodeagent_tools.doctor import capabilities
-from nodeagent_tools.doctor.reads import Target
 from tests.support.judged_machine import link, pf, vf
 from tests.support.running_agent import Node, node
 

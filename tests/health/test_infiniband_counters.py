@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.facts.model import HEALTHY, Rdma
+from nodeagent.facts.model import HEALTHY, Rdma, State
 from nodeagent.host.rdma_ports import INFINIBAND_COUNTERS
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
@@ -152,3 +152,55 @@ def test_an_efa_is_healthy_and_what_nobody_measures_of_it_is_unknown(tmp_path: P
     )
     assert {phases(bench)[rule] for rule in unmeasured} == {"unknown"}
     assert {"carrier_down", "crc_errors", "symbol_errors"} <= {*bench.explained()[0].not_given}
+
+
+ERRORS = {
+    "crc_errors": ("ib_receive_errors", 1000, State.DEGRADED),
+    "link_recoveries": ("ib_recoveries", 4, HEALTHY.state),
+    "link_symbol_errors": ("ib_symbol_errors", 1000, HEALTHY.state),
+}
+"""Of each rule the counter, what it adds in 15 s, and the state of the link."""
+
+
+@pytest.mark.parametrize("rule", ERRORS)
+def test_errors_of_a_port_without_netdev_are_judged(rule: str) -> None:
+    name, step, state = ERRORS[rule]
+    bench = port(2)
+    for i in range(12):
+        bench.sample(Source.RDMA, at=1001 + 15 * i, rdma_port_active=1, ib_link_downed=0, **{name: step * i})
+    assert bench.reasons() == [rule]
+    assert bench.health().state == state
+    assert bench.health().allocatable
+    last = step * 11
+    for i in range(60):
+        bench.sample(Source.RDMA, at=1181 + 15 * i, rdma_port_active=1, ib_link_downed=0, **{name: last})
+    assert bench.reasons() == []
+
+
+def test_a_few_errors_of_a_port_are_no_fault_and_a_rule_without_its_counter_is_unknown() -> None:
+    bench = port(2)
+    for i in range(12):
+        bench.sample(
+            Source.RDMA, at=1001 + 15 * i, rdma_port_active=1, ib_receive_errors=100 * i, ib_recoveries=i
+        )
+    assert bench.reasons() == []
+    assert {phases(bench)[rule] for rule in ("crc_errors", "link_recoveries")} == {"quiet"}
+    assert phases(bench)["link_symbol_errors"] == "unknown"
+
+
+def test_the_checksum_errors_of_ipoib_do_not_hide_those_of_the_port() -> None:
+    """Its netdev counts none."""
+    bench = port(2)
+    for i in range(12):
+        bench.sample(Source.LINK, at=1001 + 15 * i, crc_errors=0, admin_up=1, carrier_down=0)
+        bench.sample(Source.RDMA, at=1001 + 15 * i, rdma_port_active=1, ib_receive_errors=1000 * i)
+    assert "crc_errors" in bench.reasons()
+
+
+def test_an_ethernet_nic_lacks_no_counter_of_infiniband() -> None:
+    bench = Bench(1).look().sample(Source.RDMA, at=1001, rdma_port_active=1)
+    missing = bench.explained()[0].not_given
+    assert "crc_errors" in missing
+    assert not [name for name in missing if name.startswith("ib_")]
+    missing = port().sample(Source.RDMA, at=1001, rdma_port_active=1).explained()[0].not_given
+    assert {"ib_recoveries", "ib_receive_errors"} <= {*missing}

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
 from nodeagent.facts.model import HEALTHY, Rdma, State
-from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings
+from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings, effective
 from nodeagent.health.history import History
 from nodeagent.health.rule import Rule, clears, threshold
-from nodeagent.health.rules import KEYS, NIC_RULES, default, effective
+from nodeagent.health.rules import KEYS, NIC_RULES, default
 from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.findings import one_item
@@ -50,6 +50,8 @@ CASES = [
     Case("fec_uncorrectable", S.FEC, {"fec_uncorrectable_blocks": 3}, {"fec_uncorrectable_blocks": 0}),
     Case("crc_errors", S.LINK, {"crc_errors": 200}, {"crc_errors": 0}),
     Case("crc_errors", S.STANDARD, {"crc_errors": 200}, {"crc_errors": 0}),
+    Case("link_recoveries", S.RDMA, {"ib_recoveries": 2}, {"ib_recoveries": 0}),
+    Case("link_symbol_errors", S.RDMA, {"ib_symbol_errors": 200}, {"ib_symbol_errors": 0}),
     Case("pause_storm", S.DRIVER, {"pause_storm_errors": 1}, {"pause_storm_errors": 0}),
     Case("host_stall", S.DRIVER, {"prio_tx_pause_seconds/3": 1.5}, {"prio_tx_pause_seconds/3": 0}),
     Case("pause_source", S.DRIVER, {"prio_tx_pause_seconds/3": 14}, {"prio_tx_pause_seconds/3": 0.5}),

@@ -15,16 +15,16 @@ import pytest
 import yaml
 
 from nodeagent.agent_config import Config
+from nodeagent.commands.vfs.vf_users import PodHolders
+from nodeagent.doctor import kubelet_checks
+from nodeagent.doctor.finding import Finding
+from nodeagent.doctor.reads import Target
 from nodeagent.dra import DRIVER
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import Tree
 from nodeagent.kubelet import registration
 from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
 from nodeagent_lab.sim.machine import Machine
-from nodeagent_tools.doctor import kubelet_checks
-from nodeagent_tools.doctor.finding import Finding
-from nodeagent_tools.doctor.reads import Target
-from nodeagent_tools.vfs.vf_users import PodHolders
 from tests.kubelet.test_registration import Lamps, World
 from tests.support.kind_machines import pf_of, vf_of
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, by_key, named, parsed, rendered

@@ -114,6 +114,7 @@ class KubeletLife(RuleBasedStateMachine):
         self.patch.setattr(registration_state, "PAUSE_MAX_S", 0.1)
         self.patch.setattr(registration, "REFUSES_S", 0.02)
         self.patch.setattr(registration, "COUNTED_S", 0.0)
+        self.patch.setattr(counted_devices, "OWN_IDS_S", 0.1)
         self.rival: Plugin | None = None
         """Another plugin of the name B."""
         self.offered = {A, B}

@@ -145,8 +145,11 @@ async def test_a_plugin_that_restarts_keeps_the_name() -> None:
         assert w.registrations(A) == 5, "one of ours"
 
 
-async def test_a_plugin_that_came_and_went_between_two_looks_leaves_the_name_to_us() -> None:
+async def test_a_plugin_that_came_and_went_between_two_looks_leaves_the_name_to_us(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The kubelet has stopped the endpoint: the name stayed without devices until the agent's restart."""
+    monkeypatch.setattr(counted_devices, "OWN_IDS_S", 0.1)
     async with contested() as (w, rival):
         rival.end_streams()
         await w.kubelet.until(lambda: w.registrations(A) == 3)
@@ -214,6 +217,34 @@ async def test_a_kubelet_that_is_behind_our_message_is_doubted_for_half_a_minute
             assert counts(at_s, "0"), "the time counts from the last look that found our list"
         assert not counts(80, "0")
         assert status(w).taken
+
+
+async def test_a_kubelet_that_still_counts_a_device_that_has_left_our_list_is_doubted_for_half_a_minute() -> (
+    None
+):
+    """The ID of a VF that was removed is no other plugin's."""
+    async with a_slow_kubelet() as (w, counts):
+        w.plugins.update([Lamps(A, 1), Lamps(B)], Snapshot(), frozenset({"a-1"}))
+        await w.offered(A, 1)
+        for at_s in range(0, 30, 3):
+            assert counts(at_s, "01"), "a look soon must decide"
+        assert status(w).registered
+        assert not counts(30, "0")
+
+
+async def test_a_kubelet_that_counts_nothing_when_all_have_recovered_is_doubted_for_half_a_minute() -> None:
+    """The resource was registered anew, so that a busy kubelet got a message more."""
+    async with a_slow_kubelet() as (w, counts):
+        w.plugins.update([replace(Lamps(A), health=DOWN), Lamps(B)], Snapshot())
+        await w.offered(A, 0)
+        w.plugins.update([Lamps(A), Lamps(B)], Snapshot())
+        await w.offered(A, 2)
+        for at_s in range(0, 30, 3):
+            assert counts(at_s, ""), "a look soon must decide"
+        assert status(w).registered
+        assert not counts(30, "")
+        await w.kubelet.until(lambda: w.registrations(A) == 2)
+        await until(lambda: status(w).registered)
 
 
 async def test_a_name_taken_by_mistake_is_ours_when_the_kubelet_has_caught_up() -> None:
@@ -350,7 +381,7 @@ def test_two_looks_decide() -> None:
         (others, Verdict.OTHERS),
         (frozenset("ax"), Verdict.OTHERS),
         (frozenset("a"), Verdict.DOUBT),
-        (none, Verdict.NONE),
+        (none, Verdict.DOUBT),
     ):
         comparison = Comparison()
         assert comparison.judge(counted, ours, ours, 1, 20.0) is Verdict.DOUBT
@@ -365,11 +396,13 @@ def test_two_looks_decide() -> None:
     assert comparison.judge_taken(none, ours) is Verdict.NONE
 
 
-def test_some_of_our_ids_are_told_within_a_minute() -> None:
-    """The other plugin comes right after a look."""
+@pytest.mark.parametrize(("counted", "verdict"), [("a", Verdict.OTHERS), ("", Verdict.NONE)])
+def test_some_of_our_ids_and_none_are_told_within_a_minute(counted: str, verdict: Verdict) -> None:
+    """The other plugin comes, or has come and gone, right after a look."""
     comparison, ours, now = Comparison(), frozenset("ab"), counted_devices.LOOK_S
-    while comparison.judge(frozenset("a"), ours, ours, 1, now) is Verdict.DOUBT:
+    while (found := comparison.judge(frozenset(counted), ours, ours, 1, now)) is Verdict.DOUBT:
         now += counted_devices.AGAIN_S
+    assert found is verdict
     assert now - counted_devices.LOOK_S >= counted_devices.OWN_IDS_S
     assert now < 60.0
 

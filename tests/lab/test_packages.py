@@ -1,4 +1,4 @@
-"""Three packages from one repository: the product works without the others, and each of them adds its verbs."""
+"""Two packages from one repository: the product works without the laboratory, which adds its verbs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import nodeagent
 import nodeagent_lab
-import nodeagent_tools
 from nodeagent import cli
 from nodeagent.commands import SEPARATE, VERBS, joined
-from nodeagent_tools.plan.controller_settings import REMEDY
+from nodeagent.commands.plan.controller_settings import REMEDY
 from tests.support.manifests import ROOT
 
 pytestmark = pytest.mark.slow
@@ -59,7 +57,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "ls-files",
         "-z",
         "nodeagent",
-        "hack/tools",
         "hack/lab",
         "pyproject.toml",
         "README.md",
@@ -71,7 +68,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((ROOT / name).read_bytes())
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    build += ["--wheel-dir", str(base), ".", "./hack/tools", "./hack/lab"]
+    build += ["--wheel-dir", str(base), ".", "./hack/lab"]
     subprocess.run(build, cwd=base / "clone", check=True, timeout=170)
     folders = {}
     for wheel in base.glob("*.whl"):
@@ -96,7 +93,7 @@ def test_each_module_of_the_wheel_is_imported_without_the_laboratory(
     assert (done.returncode, done.stderr) == (0, "")
     modules = {name for name in done.stdout.split() if name.partition(".")[0] == "nodeagent"}
     assert len(modules) > 300
-    assert not {"nodeagent_lab", "nodeagent_tools"} & {*done.stdout.split()}
+    assert "nodeagent_lab" not in done.stdout.split()
 
 
 def test_the_wheel_of_the_product_holds_no_stand_in(installed: dict[str, Path]) -> None:
@@ -108,16 +105,15 @@ def test_the_wheel_of_the_product_holds_no_stand_in(installed: dict[str, Path]) 
     assert not folders & {"sim", "demo", "machines", "lab"}
 
 
-@pytest.mark.parametrize(("verb", "folder"), SEPARATE.items())
+@pytest.mark.parametrize("verb", SEPARATE)
 def test_a_verb_of_a_package_that_is_missing_is_one_line_that_says_how_to_install_it(
-    verb: str, folder: str, installed: dict[str, Path], dependencies: Path
+    verb: str, installed: dict[str, Path], dependencies: Path
 ) -> None:
     path = [installed["nodeagent"], dependencies]
     done = run(MAIN, path, verb, "--help")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert "pip install . ./hack/tools" in done.stderr
-    assert f" ./hack/{folder}," in done.stderr
+    assert "pip install . ./hack/lab," in done.stderr
 
 
 def test_the_help_of_the_product_lists_its_own_verbs_and_names_those_that_are_missing(
@@ -127,12 +123,13 @@ def test_the_help_of_the_product_lists_its_own_verbs_and_names_those_that_are_mi
     assert shown.returncode == 0
     assert not [verb for verb in SEPARATE if f"\n    {verb}  " in shown.stdout]
     missing = shown.stdout.partition("not installed: ")[2].partition("each says")[0]
-    assert set(re.findall(r"\w+", missing)) == SEPARATE.keys()
+    assert tuple(re.findall(r"\w+", missing)) == SEPARATE
 
 
-def test_with_the_other_verbs_reports_are_read(installed: dict[str, Path], dependencies: Path) -> None:
-    path = [installed["nodeagent"], installed["nodeagent_tools"], dependencies]
-    assert "\n    plan  " in run(MAIN, path, "--help").stdout
+def test_the_product_alone_reads_the_reports_of_a_fabric(
+    installed: dict[str, Path], dependencies: Path
+) -> None:
+    path = [installed["nodeagent"], dependencies]
     sample = ROOT / "docs/samples/nodelinks.yaml"
     done = run(MAIN, path, "plan", "--from", str(sample))
     assert done.returncode == 0
@@ -149,19 +146,15 @@ def test_with_the_laboratory_the_demo_is_a_verb_like_the_others(
     assert (tmp_path / "out/nodelinks.yaml").exists()
 
 
-@pytest.mark.parametrize("package", [nodeagent_tools, nodeagent_lab])
-def test_all_packages_have_one_version(package: ModuleType) -> None:
-    folder = package.__name__.removeprefix("nodeagent_")
-    project = tomllib.loads((ROOT / "hack" / folder / "pyproject.toml").read_text())["project"]
-    assert package.__version__ == nodeagent.__version__
-    assert {*project["dependencies"]} - {f"nodeagent-tools=={nodeagent.__version__}"} == {
-        f"nodeagent=={nodeagent.__version__}"
-    }
+def test_both_packages_have_one_version() -> None:
+    project = tomllib.loads((ROOT / "hack/lab/pyproject.toml").read_text())["project"]
+    assert nodeagent_lab.__version__ == nodeagent.__version__
+    assert project["dependencies"] == [f"nodeagent=={nodeagent.__version__}"]
 
 
 def test_the_verbs_of_other_packages_are_those_whose_absence_is_explained() -> None:
     found = {name: verb.module.partition(".")[0] for name, verb in joined().items()}
-    assert found == {name: f"nodeagent_{folder}" for name, folder in SEPARATE.items()}
+    assert found == dict.fromkeys(SEPARATE, "nodeagent_lab")
     assert not {*SEPARATE} & {*VERBS}
 
 

@@ -270,7 +270,7 @@ def test_wheels_and_source_of_one_tree_have_the_same_bytes_each_time(tmp_path: P
             path = file.relative_to(ROOT)
             if (
                 path.parts[0] in ("nodeagent", "protos")
-                or path.parts[:2] in (("hack", "tools"), ("hack", "lab"))
+                or path.parts[:2] == ("hack", "lab")
                 or len(path.parts) == 1
             ):
                 (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -282,7 +282,6 @@ def test_wheels_and_source_of_one_tree_have_the_same_bytes_each_time(tmp_path: P
     wheel = "-py3-none-any.whl"
     assert found[0].keys() == {
         f"nodeagent-{__version__}{wheel}",
-        f"nodeagent_tools-{__version__}{wheel}",
         f"nodeagent_lab-{__version__}{wheel}",
         f"nodeagent-{__version__}.tar.gz",
     }

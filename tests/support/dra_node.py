@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 import msgspec
 
 from nodeagent.agent_config import load
@@ -19,6 +20,7 @@ from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice
 from nodeagent.dra.offered import DraOffer, OfferedPools
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.facts.model import Snapshot
+from nodeagent.kube import pluginregistration_pb2
 from nodeagent.kube.failure import ApiError
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.offering.offer import Offer
@@ -35,6 +37,21 @@ resources:
 - {kind: vf, mode: dra, select: {drivers: [mlx5_core]}}
 - {kind: gpu-mem, mode: dra}
 """
+
+
+def registering(name: str, kind: str, asked: list[str] | None = None) -> grpc.GenericRpcHandler:
+    """The registration of another plugin, for a socket in ``plugins_registry``. ``asked`` gets the name at each
+    question."""
+
+    async def get_info(_request: bytes, _context: Any) -> bytes:
+        if asked is not None:
+            asked.append(name)
+        return pluginregistration_pb2.PluginInfo(
+            type=kind, name=name, endpoint="/other/dra.sock", supported_versions=["v1.DRAPlugin"]
+        ).SerializeToString()
+
+    handler = grpc.unary_unary_rpc_method_handler(get_info)
+    return grpc.method_handlers_generic_handler("pluginregistration.Registration", {"GetInfo": handler})
 
 
 def machine(rails: int = 2, gpus: int = 2, vfs: int = 4, **facts: Any) -> Snapshot:

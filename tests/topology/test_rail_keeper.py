@@ -278,7 +278,7 @@ SPOKEN = {
 
 
 @pytest.mark.parametrize("kind", SPOKEN)
-async def test_each_place_has_its_words(kind: AnomalyKind):
+async def test_each_place_has_its_words_and_is_forgotten_when_it_is_good(kind: AnomalyKind):
     suspect, level, step, words = SPOKEN[kind]
     async with cluster() as server, running(server, RAILS) as controller:
         await complete(server)
@@ -291,6 +291,8 @@ async def test_each_place_has_its_words(kind: AnomalyKind):
         await asyncio.sleep(2 * JUDGE_S)
         assert [one.kind for one in rail_anomalies(controller)] == [kind]
         assert words in rail_anomalies(controller)[0].message
+        lose(server, [])
+        await until(lambda: not rail_anomalies(controller))
 
 
 async def test_large_packets_that_do_not_pass_are_an_mtu():
@@ -301,6 +303,8 @@ async def test_large_packets_that_do_not_pass_are_an_mtu():
         (found,) = rail_anomalies(controller)
         assert (found.kind, found.node, found.link) == (AnomalyKind.PATH_MTU, "node-12", "nic1")
         assert "packets of the full MTU do not pass nic1 of node-12" in found.message
+        lose(server, [])
+        await until(lambda: not rail_anomalies(controller))
 
 
 async def test_legs_that_no_list_has_count_for_nothing():
@@ -329,6 +333,8 @@ async def test_a_spine_fault_makes_no_write_and_no_plan_for_its_legs():
         assert [one.kind for one in rail_anomalies(controller)] == [AnomalyKind.SPINE_LOSS]
         assert controller.progress.plans - plans <= 2, "the legs of 32 nodes changed twelve times"
         assert all_writes(server) == writes
+        lose(server, [])
+        await until(lambda: not rail_anomalies(controller))
 
 
 def all_writes(server: ApiServer) -> int:

@@ -47,6 +47,28 @@ def test_counters_become_rates_and_ratios_and_a_counter_that_was_reset_makes_no_
     assert curves["paused by the peer"]["at"] == [1015.0, 1045.0]
 
 
+@pytest.mark.parametrize("frames", [{}, {"phy_rx_bits": 8e3}], ids=["no count of bits", "a count of frames"])
+def test_a_nic_without_a_count_of_the_bits_of_its_line_has_a_bit_error_ratio_by_its_speed(
+    frames: dict[str, float],
+):
+    """bnxt_en, and mlx5 before Linux 7.0. A line at 400G carries 6e12 bits in 15 s."""
+    history = SampleHistory()
+    for i in range(3):
+        at = 15.0 * i
+        corrected = Sample(at, NIC, Source.FEC, {"fec_corrected_bits": 6e5 * i})
+        sent = Sample(at, NIC, Source.DRIVER, {name: i * value for name, value in frames.items()})
+        history.take([corrected, sent, Sample(0.0, NIC, Source.MODES, {"speed_mbps": 400_000.0})], at)
+    curve = named(history, 30.0)["bit error ratio before FEC"]
+    assert curve["values"] == [pytest.approx(1e-7), pytest.approx(1e-7)]
+
+
+def test_a_nic_without_bits_and_speed_has_no_bit_error_ratio():
+    history = SampleHistory()
+    for i in range(3):
+        history.take([Sample(15.0 * i, NIC, Source.FEC, {"fec_corrected_bits": 6e5 * i})], 15.0 * i)
+    assert named(history, 30.0) == {}
+
+
 def test_the_same_sample_is_kept_once_and_a_device_that_is_gone_is_forgotten():
     history = SampleHistory()
     for now in (10.0, 25.0, 40.0):

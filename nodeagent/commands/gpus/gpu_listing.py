@@ -15,12 +15,22 @@ import msgspec
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
-from nodeagent.commands.agent_query import AGAIN_S, ask_for, follow, origin
-from nodeagent.commands.json_document import document
-from nodeagent.commands.options import GOOD, USAGE
-from nodeagent.commands.running_sources import RunningSources, known_kinds
-from nodeagent.commands.scan.listing import beginnings
-from nodeagent.commands.terminal import OLD, PLAIN, Screen, joined, note, remarks, screen, section, watching
+from nodeagent.console.agent_query import AGAIN_S, ask_for, follow, origin
+from nodeagent.console.json_document import document
+from nodeagent.console.options import GOOD, USAGE
+from nodeagent.console.running_sources import RunningSources, known_kinds
+from nodeagent.console.terminal import (
+    OLD,
+    PLAIN,
+    Screen,
+    beginnings,
+    joined,
+    note,
+    remarks,
+    screen,
+    section,
+    watching,
+)
 from nodeagent.facts.model import ContainerLimit
 from nodeagent.host.clock import boottime
 from nodeagent.offering.offer import Offer

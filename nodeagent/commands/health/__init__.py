@@ -6,8 +6,8 @@ import argparse
 import asyncio
 import sys
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import USAGE, Add, address, config_option, json_option, load
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import USAGE, Add, address, config_option, json_option, load
 
 
 def add(add: Add) -> None:

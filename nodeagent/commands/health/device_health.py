@@ -15,33 +15,40 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
-from nodeagent.commands.agent_query import (
+from nodeagent.config.faults import did_you_mean
+from nodeagent.console.agent_query import (
     AGAIN_S,
-    AgentAnswer,
     AgentQueryError,
-    ask,
-    ask_address,
     ask_for,
+    fetch_page,
     follow,
     origin,
 )
-from nodeagent.commands.json_document import document
-from nodeagent.commands.options import GOOD, USAGE
-from nodeagent.commands.running_sources import (
+from nodeagent.console.json_document import document
+from nodeagent.console.options import GOOD, USAGE
+from nodeagent.console.running_sources import (
     RunningSources,
     nics_of_machine,
     offered_by_machine,
     sentences,
     unanswered,
 )
-from nodeagent.commands.scan.listing import beginnings
-from nodeagent.commands.terminal import GAP, PLAIN, Screen, joined, note, remarks, screen, section, watching
-from nodeagent.config.faults import did_you_mean
+from nodeagent.console.terminal import (
+    GAP,
+    PLAIN,
+    Screen,
+    beginnings,
+    joined,
+    note,
+    remarks,
+    screen,
+    section,
+    watching,
+)
 from nodeagent.facts.model import StaleSource, State
 from nodeagent.health.explain import DeviceView, RuleView
-from nodeagent.health.judge import gravity
-from nodeagent.health.rule import YES_OR_NO, Rule, clears, threshold
-from nodeagent.health.rules import effective
+from nodeagent.health.health_settings import effective
+from nodeagent.health.rule import YES_OR_NO, Rule, clears, gravity, threshold
 
 ALONE = "this is a short look of the command itself, without earlier samples, holds and penalties"
 _VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])
@@ -135,16 +142,6 @@ def fetch(config: Config, root: Path, listen: str | None) -> tuple[tuple[DeviceV
         raise AgentQueryError(
             f"the server at {answer.source} is not a nodeagent of this version: {error}"
         ) from error
-
-
-def fetch_page(page: str, config: Config, root: Path, listen: str | None) -> AgentAnswer:
-    """Return a page of the agent that serves this root. Raises ``AgentQueryError``."""
-    answer = AgentAnswer(None, "") if listen else ask(page, config, root)
-    if answer.body is None and (listen or root == Path("/")):
-        other = ask_address(page, config, listen)
-        reasons = "; ".join(filter(None, (answer.source, other.source)))
-        answer = other if other.body is not None else AgentAnswer(None, reasons)
-    return answer
 
 
 def find(health: DeviceHealth, name: str) -> DeviceView:

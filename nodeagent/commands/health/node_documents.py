@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from nodeagent.agent_config import Config
-from nodeagent.commands.agent_query import origin
 from nodeagent.commands.health import replay
-from nodeagent.commands.health.device_health import ALONE, fetch_page
-from nodeagent.commands.json_document import node_name
-from nodeagent.commands.options import GOOD, USAGE
-from nodeagent.commands.running_sources import RunningSources, known_kinds, unanswered, view_of
-from nodeagent.commands.terminal import note
-from nodeagent.commands.user_files import name_of
+from nodeagent.commands.health.device_health import ALONE
+from nodeagent.console.agent_query import fetch_page, origin
+from nodeagent.console.json_document import node_name
+from nodeagent.console.options import GOOD, USAGE
+from nodeagent.console.running_sources import RunningSources, known_kinds, unanswered, view_of
+from nodeagent.console.terminal import note
+from nodeagent.console.user_files import name_of
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Snapshot
 from nodeagent.health.explain import DeviceView
 from nodeagent.health.recording import Header, Subject

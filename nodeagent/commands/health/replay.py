@@ -14,11 +14,11 @@ from nodeagent.agent_config import Config
 from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
-from nodeagent.commands import user_files
-from nodeagent.commands.json_document import document
-from nodeagent.commands.options import GOOD
-from nodeagent.commands.terminal import PLAIN, Screen, screen, section
-from nodeagent.commands.user_files import UserFileError
+from nodeagent.console import user_files
+from nodeagent.console.json_document import document
+from nodeagent.console.options import GOOD
+from nodeagent.console.terminal import PLAIN, Screen, screen, section
+from nodeagent.console.user_files import UserFileError
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.gpu_settings import GpuSettings

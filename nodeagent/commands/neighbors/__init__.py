@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import (
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import (
     GOOD,
     Add,
     config_option,

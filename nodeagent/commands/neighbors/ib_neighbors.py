@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nodeagent.commands.terminal import note
+from nodeagent.console.terminal import note
 from nodeagent.facts.model import Link, Neighbor, Remark
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import PeerState

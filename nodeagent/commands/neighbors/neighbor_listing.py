@@ -23,11 +23,11 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.base.supervise import beside
-from nodeagent.commands.agent_query import ask_for, follow, origin, wait_for
-from nodeagent.commands.json_document import document
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
-from nodeagent.commands.running_sources import nics_of_machine
-from nodeagent.commands.terminal import PLAIN, Screen, columns, note, screen, watching, wrapped
+from nodeagent.console.agent_query import ask_for, follow, origin, wait_for
+from nodeagent.console.json_document import document
+from nodeagent.console.running_sources import nics_of_machine
+from nodeagent.console.terminal import PLAIN, Screen, columns, note, screen, watching, wrapped
 from nodeagent.facts.model import Function, Snapshot
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
@@ -69,8 +69,18 @@ OPTIONAL = ("MANAGEMENT", "TTL", "PCI ADDRESS", "AGE", "DESCRIPTION", "SINCE")
 _LISTING = msgspec.json.Decoder(NeighborListing)
 
 
+class CopyError(Exception):
+    """The root is a copy of a machine, where no frame arrives."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(
+            f"{root} is a copy of a machine, and frames arrive only at the machine itself: run the verb there, or "
+            "`nodeagent decode FILE` with frames that tcpdump has recorded"
+        )
+
+
 async def show(config: Config, options: argparse.Namespace) -> None:
-    """Print the neighbors, with ``--watch`` at every change."""
+    """Print the neighbors, with ``--watch`` at every change. Raises ``CopyError``, and what ``read_once`` raises."""
     root = options.root
     fetch = partial(ask_for, _LISTING, "/neighbors", config, root)
     found, source = (None, "") if options.listen else await in_thread(fetch)
@@ -87,6 +97,8 @@ async def show(config: Config, options: argparse.Namespace) -> None:
 
     if options.watch:
         if found is None:
+            if _is_copy(config, root):
+                raise CopyError(root)
             listings = watch(config.links.select, config.lldp, root)
         else:
             listings = follow(found, fetch, lambda one, other: one.without_times() == other.without_times())
@@ -99,6 +111,11 @@ async def show(config: Config, options: argparse.Namespace) -> None:
         await _show_received(config, options, text)
 
 
+def _is_copy(config: Config, root: Path) -> bool:
+    """Whether the links are those of a recorded machine, and no netdevs of this host."""
+    return not has_netdevs(Tree(root), config.links.select)
+
+
 def _names(config: Config, root: Path) -> dict[str, str]:
     facts = scan_once(Tree(root))
     return nics_of_machine(config, root, Snapshot(functions=facts.functions, links=facts.links))
@@ -108,21 +125,16 @@ async def _show_received(
     config: Config, options: argparse.Namespace, text: Callable[[NeighborListing], str]
 ) -> None:
     root = options.root
-    # The links of a recorded machine are not netdevs of this host.
-    is_copy = not has_netdevs(Tree(root), config.links.select)
+    is_copy = _is_copy(config, root)
     received = NeighborListing((), ())
     if not is_copy:
         wait_s = WAIT_S if options.wait is None else options.wait
         speak = partial(print, file=sys.stderr, flush=True)
         received = await read_once(config.links.select, config.lldp, root, wait_s, speak)
     listing = await with_infiniband(received, config.infiniband, root)
-    if is_copy and not listing.rows and not options.json:
-        print(
-            f"{root} is a copy of a machine, and frames arrive only at the machine itself: run the "
-            "verb there, or `nodeagent decode FILE` with frames that tcpdump has recorded."
-        )
-    else:
-        print(text(listing))
+    if is_copy and not listing.rows:
+        raise CopyError(root)
+    print(text(listing))
 
 
 async def read_once(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import USAGE, Add, config_option, json_option, load
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import USAGE, Add, config_option, json_option, load
 
 
 def add(add: Add) -> None:

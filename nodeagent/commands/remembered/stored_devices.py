@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeVar
 from nodeagent.agent_config import Config
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.stored_file import StoredFile, StoredForm
-from nodeagent.commands.json_document import document
-from nodeagent.commands.options import FAILED, GOOD, USAGE
-from nodeagent.commands.terminal import screen, section, tell
+from nodeagent.console.json_document import document
+from nodeagent.console.options import FAILED, GOOD, USAGE
+from nodeagent.console.terminal import screen, section, tell
 from nodeagent.facts.card_identity import mac_and_guid
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.rail_numbers import Rail, match, nic_names, nics_of, selection
@@ -161,8 +161,11 @@ def forget_rails(config: Config, root: Path, names: Sequence[str]) -> int:
     rows = _rail_rows(config, _Machine(root), content)
     wanted = {name.rpartition("/")[2].lower() for name in names}
     unknown = wanted - {key for row in rows for key in _keys(row)}
-    if unknown or not rows:
-        return _refuse(", ".join(sorted(unknown)) or "forget", "rail", file.path, [row.name for row in rows])
+    if unknown:
+        return _refuse(", ".join(sorted(unknown)), "rail", file.path, [row.name for row in rows])
+    if not rows:
+        print(f"nodeagent: no rail is stored in {file.path}", file=sys.stderr)
+        return USAGE
     gone = [row for row in rows if not names or wanted & _keys(row)]
     file.write(without(content, [row.stored for row in gone], names=not config.kubelet.pod_resources))
     said = []

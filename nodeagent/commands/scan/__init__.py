@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import Add, config_option, json_option, load, seconds
+from nodeagent.console.log_lines import log_to_stderr
+from nodeagent.console.options import Add, config_option, json_option, load, seconds
 
 
 def add(add: Add) -> None:

@@ -23,12 +23,22 @@ from nodeagent.agent_config import Config, digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
-from nodeagent.commands.agent_query import Fetch, ask_for, follow, origin, wait_for
-from nodeagent.commands.json_document import document
-from nodeagent.commands.options import GOOD, USAGE
-from nodeagent.commands.running_sources import sentences, unanswered, view_of
-from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
 from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.console.agent_query import Fetch, ask_for, follow, origin, wait_for
+from nodeagent.console.json_document import document
+from nodeagent.console.options import GOOD, USAGE
+from nodeagent.console.running_sources import sentences, unanswered, view_of
+from nodeagent.console.terminal import (
+    PLAIN,
+    Screen,
+    beginnings,
+    joined,
+    note,
+    remarks,
+    screen,
+    section,
+    watching,
+)
 from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
 from nodeagent.dra.devices import MIG, NIC
 from nodeagent.facts.affinity import Affinity, affinity
@@ -308,19 +318,6 @@ def _gpu_section(view: MachineView, on: Screen) -> str:
 def _absent(snapshot: Snapshot, *sources: str) -> str:
     """The word for an empty table of these sources."""
     return "not known" if {entry.source for entry in snapshot.stale_sources} & {*sources} else "none"
-
-
-def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
-    """The shortest unique prefixes of equal length; CUDA_VISIBLE_DEVICES accepts them.
-
-    >>> beginnings(["GPU-3a3372fa-989f", "GPU-3a3372fa-1111", "GPU-61ba988e-3ee2"])
-    ['GPU-3a3372fa-9', 'GPU-3a3372fa-1', 'GPU-61ba988e-3']
-    """
-    longest = max(map(len, uuids), default=0)
-    for size in range(least, longest):
-        if len({uuid[:size] for uuid in uuids}) == len(set(uuids)):
-            return [uuid[:size] for uuid in uuids]
-    return list(uuids)
 
 
 def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[object]]:

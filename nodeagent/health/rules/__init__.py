@@ -5,20 +5,15 @@ A rule is one row of a table, with its meaning and the source of its defaults. I
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from nodeagent.health.carrier_losses import ADMINISTRATION, COUNTERS
-from nodeagent.health.judge import gravity
-from nodeagent.health.rule import Rule, apply_all, clears, threshold
+from nodeagent.health.rule import Rule, clears, gravity, threshold
 from nodeagent.health.rules.adapters import ADAPTER_RULES
 from nodeagent.health.rules.infiniband_rules import INFINIBAND_RULES
 from nodeagent.health.rules.links import LINK_RULES
-
-if TYPE_CHECKING:
-    from nodeagent.health.health_settings import RuleSettings
 
 NIC_RULES: tuple[Rule, ...] = tuple(
     sorted((*LINK_RULES, *INFINIBAND_RULES, *ADAPTER_RULES), key=lambda rule: -gravity(rule.state))
@@ -26,11 +21,6 @@ NIC_RULES: tuple[Rule, ...] = tuple(
 """The gravest first; the reasons of a PF have this order."""
 
 KEYS: tuple[str, ...] = tuple(rule.key for rule in NIC_RULES)
-
-
-def effective(settings: Iterable[RuleSettings]) -> tuple[Rule, ...]:
-    """Return the default rules with these changes, in the same order."""
-    return apply_all(NIC_RULES, settings)
 
 
 def default(key: str) -> Rule:

@@ -16,8 +16,8 @@ The registration with the fabric is a state and no error that may come again: it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -25,9 +25,6 @@ from nodeagent.base.duration import duration
 from nodeagent.facts.model import GpuFunction, State
 from nodeagent.health.rule import Measure, Measured, Rule
 from nodeagent.host.gpu_driver import DriverMessage, GpuReading
-
-if TYPE_CHECKING:
-    from nodeagent.health.gpu_settings import GpuHealthSettings
 
 UNREADABLE_AFTER_S = 30.0
 """A GPU whose calls fail is first in doubt, and Unhealthy after this time (our own choice)."""
@@ -77,6 +74,37 @@ class Whereabouts(NamedTuple):
         return f"The driver no longer reaches this GPU{said}; reset it or reboot the node."
 
 
+class GpuLimits(Protocol):
+    """The settings of measured values that their rules read, as ``gpu.health`` has them; a row names its seconds."""
+
+    @property
+    def remapped_rows(self) -> int: ...
+
+    @property
+    def sram_uncorrectable(self) -> int: ...
+
+    @property
+    def nvlinks(self) -> int | None: ...
+
+    @property
+    def nvlink_errors_per_second(self) -> float: ...
+
+    @property
+    def nvlink_errors_per_terabit(self) -> float: ...
+
+    @property
+    def nvlink_symbol_errors_per_second(self) -> float: ...
+
+    @property
+    def gap_s(self) -> float: ...
+
+    @property
+    def unhealthy(self) -> Collection[str]: ...
+
+    @property
+    def ignore(self) -> Collection[str]: ...
+
+
 class GpuView(NamedTuple):
     """One GPU as the measures of its rules read it. ``values`` are the last measured ones, ``links`` the NVLinks
     that were up in this boot. ``limits`` are the thresholds of the measured values. ``mismatch`` is the sentence about
@@ -87,7 +115,7 @@ class GpuView(NamedTuple):
     reading: GpuReading
     values: Mapping[str, float]
     links: frozenset[int]
-    limits: GpuHealthSettings
+    limits: GpuLimits
     whereabouts: Whereabouts = Whereabouts()
     mismatch: str | None = None
     nvlink_errors_per_s: Mapping[str, float] = {}
@@ -178,7 +206,7 @@ def _flag(name: str, sentence: str) -> Measure:
     return lambda view: _set(view.values.get(name), sentence)
 
 
-def _count(name: str, unit: str, least: Callable[[GpuHealthSettings], float], sentence: str) -> Measure:
+def _count(name: str, unit: str, least: Callable[[GpuLimits], float], sentence: str) -> Measure:
     """Measure a count; the fault starts at ``least``."""
 
     def measure(view: GpuView) -> Measured | None:
@@ -195,7 +223,7 @@ def _number(count: float, unit: str) -> str:
     return f"{count:g} {unit}" if count == 1 else f"{count:g} {unit}s"
 
 
-def _too_many_rows(limits: GpuHealthSettings) -> int:
+def _too_many_rows(limits: GpuLimits) -> int:
     return limits.remapped_rows + 1
 
 
@@ -232,7 +260,7 @@ NVLINK_ERRORS = ("gpu_nvlink_crc_errors", "gpu_nvlink_replays", "gpu_nvlink_reco
 NVLINK_SYMBOL_ERRORS = "gpu_nvlink_symbol_errors"
 
 
-def _nvlink_rate(names: tuple[str, ...], kind: str, least: Callable[[GpuHealthSettings], float]) -> Measure:
+def _nvlink_rate(names: tuple[str, ...], kind: str, least: Callable[[GpuLimits], float]) -> Measure:
     """Measure the sum of the rates of these counters."""
 
     def measure(view: GpuView) -> Measured | None:
@@ -246,7 +274,7 @@ def _nvlink_rate(names: tuple[str, ...], kind: str, least: Callable[[GpuHealthSe
     return measure
 
 
-def _most_bit_errors(limits: GpuHealthSettings) -> float:
+def _most_bit_errors(limits: GpuLimits) -> float:
     return limits.nvlink_errors_per_terabit / 1e12
 
 
@@ -340,7 +368,7 @@ class MeasuredRow(msgspec.Struct, frozen=True):
 
     key: str
     measure: Measure
-    limit: str | Callable[[GpuHealthSettings], str]
+    limit: str | Callable[[GpuLimits], str]
     meaning: str
     origin: str = ""
     enter: str | None = None
@@ -350,7 +378,7 @@ class MeasuredRow(msgspec.Struct, frozen=True):
     follows: bool = False
     patient: bool = False
 
-    def rule(self, limits: GpuHealthSettings, *, enabled: bool) -> Rule:
+    def rule(self, limits: GpuLimits, *, enabled: bool) -> Rule:
         """Return the rule with the thresholds and times of the settings."""
         limit = self.limit if isinstance(self.limit, str) else self.limit(limits)
         enter_s: float = getattr(limits, self.enter) if self.enter else 0.0
@@ -502,7 +530,7 @@ else:
 UNHEALTHY: tuple[str, ...] = tuple(row.key for row in MEASURED_RULES if row.withdraws)
 
 
-def measured_rules(limits: GpuHealthSettings, *, mig: bool = False) -> tuple[Rule, ...]:
+def measured_rules(limits: GpuLimits, *, mig: bool = False) -> tuple[Rule, ...]:
     """Return the rules on measured values with the settings applied, the gravest first. ``mig``: the GPU is in MIG
     mode, which switches its NVLinks off; that is not a fault."""
     return tuple(

@@ -165,6 +165,14 @@ def _pre_fec(view: NicView) -> Measured | None:
     return Measured(rate / bits, f"{rate / bits:.1e}", by(Source.FEC.value))
 
 
+def _wrong_packets(view: NicView) -> Measured | None:
+    """PortRcvErrors of an InfiniBand port counts packets with a wrong checksum, and those that are malformed or find no
+    buffer (IBTA volume 1, 16.1.3.5). IPoIB counts no wrong checksum."""
+    if view.infiniband:
+        return per_second("ib_receive_errors", Source.RDMA)(view)
+    return per_second("crc_errors", Source.LINK)(view)
+
+
 POST_FEC_LEAST = 10
 
 
@@ -253,13 +261,23 @@ LINK_RULES: tuple[Rule, ...] = (
          "IEEE 802.3 allows 2.4e-4 on PAM4 before FEC fails (Dell KB 286734); the margin is our own choice.",
          counters=_BITS, window_s=60, unit="of all bits", enter=1e-4, clear=5e-5, enter_for_s=600, clear_for_s=900,
          settles=True),
-    Rule("crc_errors", State.DEGRADED, per_second("crc_errors", Source.LINK),
-         "Received frames with a wrong checksum.", "NVSentinel's port_rcv_errors: 10/s.",
-         counters=("crc_errors",), window_s=60, unit="per second", enter=10, clear=0, clear_for_s=600, settles=True),
+    Rule("crc_errors", State.DEGRADED, _wrong_packets,
+         "Received frames with a wrong checksum; on InfiniBand packets with an error (port_rcv_errors).",
+         "NVSentinel's port_rcv_errors: 10/s.",
+         counters=("crc_errors", "ib_receive_errors"), window_s=60, unit="per second", enter=10, clear=0,
+         clear_for_s=600, settles=True),
     Rule("pre_fec_ber_warning", WARNING, _pre_fec,
          "The share of the bits of the line that FEC corrected, at a warning level.",
          "A 24th of what IEEE 802.3 allows on PAM4 (our own choice).",
          counters=_BITS, window_s=60, unit="of all bits", enter=1e-5, clear=5e-6, enter_for_s=600, clear_for_s=900,
+         settles=True),
+    Rule("link_recoveries", WARNING, count_in_window("ib_recoveries", Source.RDMA),
+         "An InfiniBand link trains again and again because of errors; it carries nothing meanwhile.",
+         "NVSentinel's link_error_recovery: more than 5 in a minute.",
+         counters=("ib_recoveries",), window_s=60, unit="recoveries", enter=6, clear=0, clear_for_s=600, settles=True),
+    Rule("link_symbol_errors", WARNING, per_second("ib_symbol_errors", Source.RDMA),
+         "Symbol errors on the lanes of an InfiniBand link.", "NVSentinel's symbol_error: 10/s.",
+         counters=("ib_symbol_errors",), window_s=60, unit="per second", enter=10, clear=0, clear_for_s=600,
          settles=True),
     Rule("rail_loss", WARNING, _rail_loss,
          "Packets over this rail are lost, by the word of two partners on different nodes and of half of them.",

@@ -7,15 +7,12 @@ last such event, while the driver asks for no action and reads the GPU without e
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from nodeagent.base.duration import duration
 from nodeagent.facts.model import State
+from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.rule import Measured, Rule
-
-if TYPE_CHECKING:
-    from nodeagent.health.gpu_settings import GpuSettings
-    from nodeagent.host.gpu_driver import DriverMessage
+from nodeagent.host.gpu_driver import DriverMessage
 
 
 class Severity(StrEnum):

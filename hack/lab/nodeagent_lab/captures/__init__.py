@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from nodeagent.commands.options import GOOD, Add, json_option
+from nodeagent.console.options import GOOD, Add, json_option
 
 
 def add(add: Add) -> None:
@@ -21,8 +21,8 @@ def add(add: Add) -> None:
 
 
 def _decode(options: argparse.Namespace) -> int:
-    from nodeagent.commands import user_files
-    from nodeagent.commands.user_files import UserFileError
+    from nodeagent.console import user_files
+    from nodeagent.console.user_files import UserFileError
     from nodeagent_lab.captures.describe import lines
     from nodeagent_lab.captures.pcap import PcapError
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nodeagent.base.rfc3339 import rfc3339
-from nodeagent.commands.json_document import camel
+from nodeagent.console.json_document import camel
 from nodeagent.lldp.escaping import family_word, mac, object_identifier, printable, valid_unicode
 from nodeagent.lldp.ethernet import Frame
 from nodeagent.lldp.lldpdu import (

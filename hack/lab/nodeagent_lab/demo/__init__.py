@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, USAGE, Add
+from nodeagent.console.options import GOOD, USAGE, Add
 
 MODEL_MAX = 1 << 20
 """Bytes; the largest model of the package has 4 KiB."""
@@ -125,7 +125,7 @@ def _fault_of(nodes: int) -> str | None:
 
 def _check_model(machine: str) -> None:
     """Raises ``UserFileError`` for a name of no machine, and for a file that is no machine model."""
-    from nodeagent.commands import user_files
+    from nodeagent.console import user_files
     from nodeagent_lab.sim.machine import ModelError, blueprint
 
     if not blueprint.is_file(machine):

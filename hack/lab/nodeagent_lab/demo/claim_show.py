@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from nodeagent_tools.claim import NEAR_BY, ClaimRequest, text
 
+from nodeagent.commands.claim import NEAR_BY, ClaimRequest, text
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import SPEC_PREFIX
 from nodeagent.kube import access

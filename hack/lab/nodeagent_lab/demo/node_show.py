@@ -17,8 +17,8 @@ from pathlib import Path
 
 from nodeagent.agent_config import Config
 from nodeagent.base.supervise import beside
-from nodeagent.commands.running_sources import sentences, unanswered
 from nodeagent.commands.scan.listing import as_table, scan_once
+from nodeagent.console.running_sources import sentences, unanswered
 from nodeagent.facts.allocation import Devices
 from nodeagent_lab.demo.demo_steps import DemoError, DemoSteps, command, free_port, printed, running, tail
 from nodeagent_lab.demo.machine_load import MachineLoad

@@ -1,0 +1,202 @@
+"""Show what a job has of the fabric: nodes, leaf groups and links, what is wrong with them, and who shares them.
+
+Each number can be counted by hand: in the list of its pods, in the NodeLinks reports of their nodes, in the tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from nodeagent.base.duration import duration
+from nodeagent.base.rfc3339 import rfc3339
+from nodeagent.commands.plan import trouble
+from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
+from nodeagent.config.faults import did_you_mean
+from nodeagent.console.options import FAILED, GOOD
+from nodeagent.console.terminal import PLAIN, Screen, screen, wrapped
+from nodeagent.fabric.jobs import ALIASES, KINDS, FabricOfJobs, JobKey, JobPod, by_job, held_links, job_pod
+from nodeagent.fabric.link_faults import FAULTS, unix
+from nodeagent.fabric.node_lists import hostlist
+from nodeagent.fabric.nodelinks import NOT_UP
+from nodeagent.fabric.troubles import FabricTrouble, few, troubles
+
+CANDIDATES_MAX = 6
+NO_PODS = "no pod of a job in this input; a file needs those of `kubectl get pods -A -o yaml` too"
+WAITS = "a job that waits has no pods yet; `kubectl get workloads -A` lists those that Kueue holds"
+Jobs = Mapping[JobKey, Sequence[JobPod]]
+
+
+class JobNameError(SourceError):
+    """The name is that of no job, or of several. The message shows which there are."""
+
+
+def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
+    """Print the job once, or with ``--watch`` until it is ended. Return the exit code."""
+
+    def look() -> tuple[str, int]:
+        preview = read_preview(options, whole_reports=True, with_pods=True)
+        jobs = by_job(map(job_pod, preview.pods))
+        job, found = described(
+            preview, jobs, chosen(jobs, options.name, options.namespace, live=options.source is None)
+        )
+        code = FAILED if found else GOOD
+        if options.json:
+            envelope = trouble.document(preview, found, options.source, now())
+            return json.dumps({**envelope, "job": job}, indent=2), code
+        return "\n".join(as_lines(job, found, now(), screen())), code
+
+    return trouble.repeated(options, look)
+
+
+def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False) -> JobKey:
+    """The job that ``NAME`` or ``KIND/NAME`` names, among those of a cluster (``live``) or of a file.
+
+    Raises ``JobNameError``.
+    """
+    kind, _, name = name.rpartition("/")
+    wanted = ALIASES.get(kind.lower(), kind).lower()
+    if wanted and wanted not in map(str.lower, KINDS):
+        raise JobNameError(
+            f"{kind} is no kind of job{did_you_mean(kind, KINDS)}: there is {', '.join(KINDS)}"
+        )
+    if not jobs:
+        raise JobNameError(f"no pod of a job in this cluster: {WAITS}" if live else NO_PODS)
+    fit = sorted(
+        job for job in jobs if wanted in ("", job.kind.lower()) and namespace in (None, job.namespace)
+    )
+    found = [job for job in fit if job.name == name]
+    if len(found) > 1:
+        ways = [f"nodeagent job -n {job.namespace} {job.kind}/{job.name}" for job in found[:CANDIDATES_MAX]]
+        raise JobNameError(f"{len(found)} jobs are called {name}: {'; '.join(ways)}")
+    if not found:
+        similar = get_close_matches(name, {job.name for job in fit}, CANDIDATES_MAX)
+        shown = [job for job in fit if job.name in similar or name in job.name] or fit or sorted(jobs)
+        names = ", ".join(map(str, shown[:CANDIDATES_MAX]))
+        waits = f". {WAITS[0].upper()}{WAITS[1:]}" if live else ""
+        raise JobNameError(f"no job with pods that run is called {name}; there is {names}{waits}")
+    return found[0]
+
+
+def described(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, Any], list[FabricTrouble]]:
+    """The job for programs, and what is wrong with its links and nodes.
+
+    ``linksOf: nodes``: no VF of its pods is known, so all links of its nodes in the fabric count.
+    """
+    held = {node: held_links(report.holders) for node, report in preview.reports.items()}
+    fabrics, pods, reports = FabricOfJobs(preview.plan, held), jobs[job], preview.plan.levels.reports
+    fabric = fabrics.of(job, pods)
+    nodes = {node for group in fabric.groups.values() for node in group}
+    own = {*fabric.links} or {
+        (node, slot.link) for node in nodes & reports.keys() for slot in reports[node].shape
+    }
+    found = [
+        one
+        for one in troubles(preview.plan, at=time.time())
+        if own.intersection(one.links) or (not one.links and one.where in nodes)
+    ]
+    starts = [at for pod in pods if (at := unix(pod.since)) is not None]
+    made = {
+        **job._asdict(),
+        "since": rfc3339(min(starts)) if starts else None,
+        "pods": [{"name": pod.name, "node": pod.node, "links": fabrics.links_of(pod)} for pod in pods],
+        "leafGroups": {name: group for name, group in fabric.groups.items() if name},
+        "fewestLeafGroups": fabric.fewest,
+        "unplacedNodes": fabric.groups.get("", ()),
+        "unreportedNodes": sorted(nodes - preview.reports.keys()),
+        "linksOf": "vfs" if fabric.links else "nodes",
+        "links": [
+            {
+                "node": node,
+                "link": link.name,
+                "state": link.state,
+                "since": link.last_transition_time,
+                "speedMbps": link.speed_mbps,
+            }
+            for node in sorted(nodes & preview.reports.keys())
+            for link in preview.reports[node].links
+            if (node, link.name) in own
+        ],
+        "sharers": _sharers(preview, jobs, job, held, {*fabric.groups} - {""}),
+    }
+    return made, found
+
+
+def _sharers(
+    preview: Preview,
+    jobs: Jobs,
+    job: JobKey,
+    held: Mapping[str, Mapping[str, object]],
+    groups: set[str],
+) -> dict[str, int]:
+    """The other jobs, and the pods of no job with VFs, by their number of nodes in these leaf groups; most first."""
+    there = {node for node, group in preview.plan.nodes.place.items() if group in groups}
+    of_jobs = {f"{one.namespace}/{pod.name}" for one, pods in jobs.items() for pod in pods}
+    users = [(str(one), pod.node) for one, pods in jobs.items() if one != job for pod in pods]
+    users += [(f"pod {pod}", node) for node in there & held.keys() for pod in held[node].keys() - of_jobs]
+    counts = Counter(name for name, node in sorted({*users}) if node in there)
+    return dict(counts.most_common())
+
+
+def as_lines(
+    job: Mapping[str, Any], found: Sequence[FabricTrouble], now: float, on: Screen = PLAIN
+) -> Iterator[str]:
+    """Sentences about the job, then a block for each trouble."""
+    for sentence in _sentences(job, now):
+        yield from wrapped(sentence.lstrip(), on, "  " if sentence.startswith(" ") else "")
+    yield ""
+    yield from trouble.blocks(found, now, on)
+    known = " of which a report is here" if job["unreportedNodes"] else ""
+    yield f"{_count(len(found), 'trouble')}." if found else f"No trouble with its links{known}."
+
+
+def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
+    pods, links, began = job["pods"], job["links"], unix(job["since"])
+    nodes = {pod["node"] for pod in pods} - {""}
+    since = "" if began is None else f", the oldest for {duration(now - began)}"
+    title = JobKey(job["namespace"], job["kind"], job["name"])
+    yield f"{title}: {_count(len(pods), 'pod')} on {_count(len(nodes), 'node')}{since}"
+    groups = job["leafGroups"]
+    if groups:
+        yield f"leaf groups: {len(groups)}; fewest possible: {job['fewestLeafGroups']} (the largest filled first)"
+    yield from (
+        f"  {group}: {_count(len(there), 'node')}, {hostlist(there)}" for group, there in groups.items()
+    )
+    if job["unplacedNodes"]:
+        yield f"  in no leaf group: {hostlist(job['unplacedNodes'])}"
+    if job["unreportedNodes"]:
+        yield f"no NodeLinks report of: {hostlist(job['unreportedNodes'])}; nothing is known of their links"
+    if without := [pod["name"] for pod in pods if not pod["node"]]:
+        yield f"pods without a node: {', '.join(few(without))}"
+    if job["linksOf"] == "nodes":
+        yield "no VF of its pods is known (cluster.reportHolders): all fabric links of its nodes count"
+    elif without := [pod["name"] for pod in pods if pod["node"] and not pod["links"]]:
+        yield f"pods without a VF: {', '.join(few(without))}"
+    yield f"links: {len(links)}, {sum(link['state'] in FAULTS for link in links)} with a fault"
+    changed = [
+        f"{link['node']} {link['link']} ({link['state']} for {duration(now - at)})"
+        for link in links
+        if began is not None and (at := unix(link["since"])) is not None and at > began
+    ]
+    if changed:
+        yield f"changed since its oldest pod began: {', '.join(few(changed))}"
+    speeds: dict[int, list[str]] = {}
+    for link in links:
+        if link["speedMbps"] and link["state"] not in NOT_UP:
+            speeds.setdefault(link["speedMbps"], []).append(f"{link['node']} {link['link']}")
+    if speeds:
+        slowest = f" ({', '.join(few(speeds[min(speeds)]))})" if len(speeds) > 1 else ""
+        counts = [f"{len(speeds[mbps])} at {mbps / 1000:g} Gbit/s" for mbps in sorted(speeds)]
+        yield f"speeds, the slowest first: {counts[0]}{slowest}{''.join(f', {one}' for one in counts[1:])}"
+    if job["sharers"]:
+        users = [f"{name} ({_count(nodes, 'node')})" for name, nodes in job["sharers"].items()]
+        yield f"shares its leaf groups with: {', '.join(few(users))}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
