@@ -38,18 +38,20 @@ from nodeagent.base.change_log import CONTROLLER_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
 from nodeagent.base.kept_changes import ChangesKeeper
 from nodeagent.base.supervise import end_tasks, ending_signals, first_cause, keep
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
+from nodeagent.fabric_in_force import FabricInForce, make_parts
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.controller_pages import ControllerPages, ReplicaWrites
-from nodeagent.topology.fabric_in_force import FabricInForce, FabricParts, make_parts
 from nodeagent.topology.hypernodes import FabricEvents, HyperNodeWriter, TreeResult
 from nodeagent.topology.kept_objects import KeptObjects
 from nodeagent.topology.mirrors import ClusterMirror
 from nodeagent.topology.node_labels import IN_FLIGHT, LabelResult, NodeLabeler
+from nodeagent.topology.parts import FabricParts
+from nodeagent.topology.plans import Plans
 from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)
@@ -85,17 +87,6 @@ def identity() -> str:
     return os.environ.get("POD_NAME") or socket.gethostname()
 
 
-@dataclass(slots=True)
-class Progress:
-    """The leader's progress, for metrics and probes."""
-
-    outcome: PlanOutcome | None = None
-    plans: int = 0
-    plan_s: float = 0.0
-    suppressed: int = 0
-    held: bool = False
-
-
 class Controller:
     """One replica. ``port`` is the port of the web server."""
 
@@ -106,7 +97,8 @@ class Controller:
         settings: ReplicaSettings,
         topology: Topology = NO_TOPOLOGY,
     ) -> None:
-        self.progress = Progress()
+        self._plans = Plans()
+        self.progress = self._plans.progress
         self._settings = settings
         # The lease has its own client, so that it never waits behind two hundred pages of reports.
         self._elector = ApiClient(access, manager="nodeagent-controller", timeout_s=settings.renew_s / 2)
@@ -133,7 +125,6 @@ class Controller:
         )
         self.labels = NodeLabeler(self._labeler, self._write_log)
         self.events = FabricEvents(self._writer, settings.namespace, settings.identity, LEASE)
-        self._planned = asyncio.Event()
         self._pause_until = float("-inf")
         self.pages = ControllerPages(
             config.web,
@@ -190,7 +181,6 @@ class Controller:
         self._parts = parts
         await self.cluster.synced()
         self._exempt_from_garbage_collection(parts)
-        self._planned.clear()
         self.planner.forget_times()
         self._parts.overlaps.forget()
         others = {"switches": self._read_switches, "marks": self._mark}
@@ -209,8 +199,7 @@ class Controller:
             try:
                 await end_tasks(tasks)
             finally:
-                # Only the leader shows the tree: a second replica would double every sum over the replicas.
-                self.progress.outcome, self.progress.held = None, False
+                self._plans.forget()
 
     def _exempt_from_garbage_collection(self, parts: FabricParts) -> None:
         """Exempt the objects that live as long as the parts. Once for all parts, because a search stops the loop."""
@@ -293,42 +282,36 @@ class Controller:
             self._parts.jobs.plan = plan
         if self._parts.rails is not None:
             self._parts.rails.plan = plan
-        outcome, progress = plan.outcome, self.progress
-        progress.plan_s = time.perf_counter() - began
-        progress.plans += 1
-        progress.suppressed += len(outcome.hypernodes) - len({write.object.name for write in outcome.writes})
-        progress.outcome = outcome
-        self._planned.set()
-        return outcome
+        self._plans.add(plan, time.perf_counter() - began)
+        return plan.outcome
 
     def _show_rails(self) -> None:
         """Show where rails lose packets without waiting for a plan, which follows."""
-        if (outcome := self.progress.outcome) is not None:
-            self.progress.outcome = self.planner.with_rails(outcome)
+        if (outcome := self._plans.outcome) is not None:
+            self._plans.show(self.planner.with_rails(outcome))
         self.cluster.stir()
 
     async def _read_switches(self) -> None:
-        await self._planned.wait()
+        await self._plans.first()
         if self._parts.switches is None:
             await asyncio.Event().wait()
             return
         await self._parts.switches.run()
 
     async def _keep(self, kept: KeptObjects) -> None:
-        await self._planned.wait()
-        await kept.run(lambda: self.progress.outcome)
+        await self._plans.first()
+        await kept.run(lambda: self._plans.outcome)
 
     async def _mark(self) -> None:
         """Mark nodes with too few links, after each plan and when a mark is due."""
-        await self._planned.wait()
+        await self._plans.first()
         if (marks := self._parts.marks) is None:
             await asyncio.Event().wait()
             return
         marks.forget()
         backoff = _backoff()
         while True:
-            self._planned.clear()
-            outcome = self.progress.outcome
+            outcome, plans = self._plans.outcome, self.progress.plans
             assert outcome is not None
             try:
                 good = await marks.mark(outcome.below_min_links, len(self.cluster.nodes.objects))
@@ -343,7 +326,7 @@ class Controller:
                 wait_s = 0.0
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._planned.wait()
+                    await self._plans.after(plans)
             except TimeoutError:
                 pass
 

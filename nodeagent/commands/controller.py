@@ -68,8 +68,8 @@ def _lease(text: str) -> float:
 def _controller(options: argparse.Namespace) -> int:
     from nodeagent import controller
     from nodeagent.config.followed_configuration import read_at_start
+    from nodeagent.controller_config import read_fabric
     from nodeagent.kube.access import in_cluster, kubeconfig
-    from nodeagent.topology.fabric_file import read_fabric
 
     file: Path | None = options.fabric
     config, topology = read_fabric(None) if file is None else read_at_start(file, partial(read_fabric, file))

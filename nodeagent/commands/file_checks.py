@@ -11,10 +11,10 @@ from nodeagent.config.bounded_yaml import load_document
 from nodeagent.config.faults import ConfigError, ConfigFault, FaultList, HaltError, most_similar, quote
 from nodeagent.config.followed_configuration import configuration_text, read_at_start
 from nodeagent.config.yaml_tree import locate, parse
+from nodeagent.controller_config import read_fabric
 from nodeagent.fabric.topology_file import Topology, load_topology
 from nodeagent.health.cabling import PlanError, of_node
 from nodeagent.sources.cabling_plan import LIMITS
-from nodeagent.topology.fabric_file import read_fabric
 
 KINDS = ("NodeAgentConfig", "FabricConfig", "FabricTopology")
 FAULTS_MAX = 100

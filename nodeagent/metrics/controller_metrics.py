@@ -22,7 +22,7 @@ from nodeagent.metrics.text_format import Series
 
 
 class PlanProgress(Protocol):
-    """``controller.Progress``: the last outcome, and counts since this replica started."""
+    """``topology.plans.Progress``: the last outcome, and counts since this replica started."""
 
     outcome: PlanOutcome | None
     plans: int
@@ -31,7 +31,7 @@ class PlanProgress(Protocol):
 
 
 class SwitchReads(Protocol):
-    """``switches.switch_poller.SwitchPoller``: readings by result, switches by state, rounds."""
+    """``topology.switches.switch_poller.SwitchPoller``: readings by result, switches by state, rounds."""
 
     reads: Counter[str]
     states: Counter[str]
@@ -40,7 +40,7 @@ class SwitchReads(Protocol):
 
 
 class MarkedNodes(Protocol):
-    """``cluster.min_links_marks.MinLinksMarker``: writes by mark and result, marked nodes, spared nodes."""
+    """``topology.min_links_marks.MinLinksMarker``: writes by mark and result, marked nodes, spared nodes."""
 
     writes: Counter[tuple[str, str]]
     spared: int

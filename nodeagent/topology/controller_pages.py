@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -26,22 +27,31 @@ from nodeagent.kube.lease import Lease
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.metrics.controller_metrics import ControllerInput, PlanProgress, render
 from nodeagent.metrics.text_format import PLAIN, negotiate
-from nodeagent.topology.controller_config import MapSettings
-from nodeagent.topology.fabric_in_force import FabricInForce
 from nodeagent.topology.hypernodes import HyperNodeWriter
 from nodeagent.topology.mirrors import NAME_MAX
 from nodeagent.topology.node_labels import NodeLabeler
+from nodeagent.topology.parts import FabricParts
 from nodeagent.topology.write_log import WriteLog
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.history_page import history_page
 from nodeagent.web.live_document import JSON_TYPE, LiveDocument
 from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.ui_pages import PREFIX, UiPages
-from nodeagent.web.web_settings import AccessSettings
+from nodeagent.web.web_settings import AccessSettings, MapSettings
 
 NODE_NAME_MAX = 253
 PODS_FOUND_MAX = 12
 """Results of a search, as many as the page shows."""
+
+
+class InForce(Protocol):
+    """``FabricInForce``: the parts, and the first fault of the file; empty while its content is in force."""
+
+    @property
+    def parts(self) -> FabricParts: ...
+
+    @property
+    def fault(self) -> str: ...
 
 
 class ReplicaWrites(msgspec.Struct, frozen=True):
@@ -66,7 +76,7 @@ class ControllerPages:
     def __init__(
         self,
         settings: MapSettings,
-        fabric: FabricInForce,
+        fabric: InForce,
         lease: Lease,
         progress: PlanProgress,
         writes: ReplicaWrites,

@@ -32,7 +32,7 @@ from nodeagent.fabric.outcome import PlanOutcome, in_trouble
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.resource import HYPERNODES, Json, Resource, metadata
-from nodeagent.topology.controller_config import SlurmSettings
+from nodeagent.topology.kept_settings import SlurmSettings
 from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)

@@ -164,6 +164,26 @@ class WebSettings(AccessSettings, frozen=True, kw_only=True):
     ] = "alerts"
 
 
+class MapSettings(AccessSettings, frozen=True, kw_only=True):
+    """The web server of the controller."""
+
+    node_page: Annotated[
+        WebAddress | None,
+        setting(
+            "The address of the page of a node, with {node} in place of its name, as your browsers reach it: "
+            "http://{node}:9808/ui/ where names of nodes resolve, or that of a proxy. The fabric map links to it; "
+            "null: it shows a command in place of the link."
+        ),
+    ] = None
+
+
+def map_conflicts(web: MapSettings) -> Iterator[Conflict]:
+    """An address of the nodes' pages that is the same for each node, and what ``web_conflicts`` finds."""
+    if web.node_page is not None and "{node}" not in web.node_page:
+        yield Conflict((("nodePage",),), "must contain {node}: each node has a page of its own")
+    yield from web_conflicts(web)
+
+
 def web_conflicts(web: AccessSettings) -> Iterator[Conflict]:
     """Settings that have no effect, or an unsafe one, without a certificate."""
     if web.certificate_file is not None:

@@ -25,7 +25,7 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.config.reference import entry_types, meaning
 from nodeagent.config.setting import Settings
 from nodeagent.config.validate import bare, struct_type
-from nodeagent.topology.controller_config import FabricConfig
+from nodeagent.controller_config import FabricConfig
 from nodeagent.web.web_settings import OWN_NAMES
 from nodeagent_lab.sim.machine import Machine
 from tests.agent.test_stored_files import FORMS

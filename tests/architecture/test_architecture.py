@@ -94,7 +94,7 @@ PURE = (
     "facts/allocation.py",
     "offering/offer.py",
     "agent_config.py",
-    "topology/controller_config.py",
+    "controller_config.py",
     "facts/affinity.py",
     "facts/cdi.py",
     "health/",

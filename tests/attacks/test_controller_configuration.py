@@ -21,8 +21,8 @@ import pytest
 from nodeagent.config import followed_configuration
 from nodeagent.config.settings_file import Remark
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import read_fabric
 from nodeagent.kube.access import Access
-from nodeagent.topology.fabric_file import read_fabric
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import FIRST, SECOND, cluster, groups, labels
 from tests.support.waiting import until

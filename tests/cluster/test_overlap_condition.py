@@ -11,10 +11,10 @@ import pytest
 from msgspec import structs
 
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import FabricConfig
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import HYPERNODES
-from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.hypernodes import (
     OVERLAP_MANAGER,
     OVERLAP_PAUSE_S,

@@ -17,8 +17,8 @@ from msgspec import structs
 
 from nodeagent.cli import main
 from nodeagent.commands.plan.controller_settings import KEY, LABELS
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric.topology_file import load_topology
-from nodeagent.topology.controller_config import FabricConfig, load_fabric
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.commands.test_plan_live import kubeconfig
 from tests.controller.test_controller import QUICK, cluster, labels, leaves, nodelinks, running, tree

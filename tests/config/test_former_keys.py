@@ -17,9 +17,9 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.config.former_keys import FORMER_KEYS, FormerKey
 from nodeagent.config.setting import Settings
 from nodeagent.config.settings_file import read_settings
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.topology_file import FabricTopology
 from nodeagent.kinds.resource_settings import GpuMemResource
-from nodeagent.topology.controller_config import FabricConfig
 from tests.support import golden
 from tests.support.findings import one_item
 

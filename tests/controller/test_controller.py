@@ -16,13 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.known_neighbors import KnownNeighbors
 from nodeagent.fabric.maintenance import MAINTENANCE
 from nodeagent.fabric.nodelinks import LinkNeighbor, ReportedId
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
-from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.web.web_settings import AccessSettings
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.waiting import until

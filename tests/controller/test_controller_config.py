@@ -8,8 +8,8 @@ import pytest
 
 from hack.docs.settings import settings_table
 from nodeagent.config.faults import ConfigError
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric.topology_file import FabricTopology, StaticGroup, load_topology
-from nodeagent.topology.controller_config import FabricConfig, load_fabric
 from tests.support import golden
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"

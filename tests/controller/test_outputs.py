@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import FabricRules, compute
 from nodeagent.fabric.fabric_settings import LabelSettings
-from nodeagent.topology.controller_config import FabricConfig
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import (
     FIRST,

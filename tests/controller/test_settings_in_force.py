@@ -19,10 +19,10 @@ import yaml
 from nodeagent.config.in_force import needs_restart
 from nodeagent.config.setting import Settings
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
-from nodeagent.topology.controller_config import FabricConfig, load_fabric
-from nodeagent.topology.fabric_in_force import FabricParts
+from nodeagent.topology.parts import FabricParts
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.infiniband.test_ib_fabric import DISCOVERED
 from tests.support.setting_leaves import another, changed, leaves

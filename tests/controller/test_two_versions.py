@@ -23,6 +23,7 @@ from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.largest_block import FreeBlock
 from nodeagent.cluster.node_marks import OWN_MARKS
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import load_fabric
 from nodeagent.fabric.nodelinks import NodeLinks, convert
 from nodeagent.fabric.rail_partners import rail_partners_object, rail_partners_of
 from nodeagent.fabric.reports import STATE_LETTERS
@@ -31,7 +32,6 @@ from nodeagent.facts.model import HEALTHY
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.topology import kept_objects
-from nodeagent.topology.controller_config import load_fabric
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.apiserver.schema import apply_schema
 from tests.cluster.test_node_report import RAILS

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from nodeagent import cli
 from nodeagent.agent_config import Config, load
 from nodeagent.cluster.node_report import body, report
+from nodeagent.controller_config import load_fabric
 from nodeagent.discovery import Discovery
 from nodeagent.facts.inventory import Inventory
-from nodeagent.topology.controller_config import load_fabric
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import Kubelet
 from tests.controller.test_controller import QUICK, groups, labels, running, tree, valid

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import pytest
 
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric.fabric_settings import OWN_LABELS, LabelPreset, preset_keys
-from nodeagent.topology.controller_config import FabricConfig, load_fabric
 from tests.daemonset import test_rbac as rights
 from tests.daemonset.test_chart import render
 from tests.support.admission import Request, refusals

@@ -22,6 +22,7 @@ from nodeagent import __version__, cli
 from nodeagent.agent_config import Config, load
 from nodeagent.commands.scan import listing
 from nodeagent.controller import LEASE
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.kinds.mps_clients import SHARED_MEMORY
 from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.kubelet.device_info import DEVICE_INFO
@@ -29,7 +30,6 @@ from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.offering.offer import Offer, mps_shares
 from nodeagent.sharing.container_cgroups import CONTAINER_LOGS
 from nodeagent.sources import host_paths
-from nodeagent.topology.controller_config import FabricConfig, load_fabric
 from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
 from nodeagent_lab.sim.machine import Machine
 from tests.support.findings import one_item

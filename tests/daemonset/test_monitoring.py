@@ -20,7 +20,6 @@ import yaml
 from msgspec.structs import replace
 
 from hack.docs.metric_notes import AGENT
-from nodeagent.controller import Progress
 from nodeagent.fabric import compute
 from nodeagent.facts.model import Holding, State
 from nodeagent.health import gpu, unusable_gpus
@@ -31,6 +30,7 @@ from nodeagent.health.structural import Fault
 from nodeagent.kinds import mig
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.metrics.exposition import CATALOG
+from nodeagent.topology.plans import Progress
 from tests.support.findings import one_item
 from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
 

@@ -34,6 +34,7 @@ from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CO
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.cluster.rail_watch import RailWatch
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import FabricRailsSettings, load_fabric
 from nodeagent.fabric.fabric_settings import LabelSettings
 from nodeagent.fabric.node_lists import expanded
 from nodeagent.facts.allocation import Devices
@@ -45,7 +46,6 @@ from nodeagent.kube.resource import NODELINKS
 from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.sharing.over_use import OverUse
 from nodeagent.topology import kept_objects, rail_keeper, startup_taint
-from nodeagent.topology.controller_config import FabricRailsSettings, load_fabric
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree

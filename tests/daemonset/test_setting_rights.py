@@ -35,9 +35,9 @@ from nodeagent.cluster.node_marks import (
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.config.setting import Settings
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.kube.access import Access
 from nodeagent.topology import kept_objects, rail_keeper, startup_taint
-from nodeagent.topology.controller_config import FabricConfig, load_fabric
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks

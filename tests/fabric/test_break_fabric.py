@@ -15,13 +15,13 @@ import pytest
 from nodeagent.cluster.node_marks import NodeWrites
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.planner import Plan
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Identifier
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.mirrors import ClusterMirror
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.cluster.test_node_report import RAILS, crd, neighbor, snapshot

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.controller_config import read_fabric
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from nodeagent.fabric.fabric_settings import FabricSelect
 from nodeagent.fabric.hypernode import DERIVED_FROM
@@ -15,7 +16,6 @@ from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLin
 from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.topology_file import Topology
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
-from nodeagent.topology.fabric_file import read_fabric
 from tests.support.fabrics import partition
 
 RULES = FabricRules(hysteresis=IMMEDIATE)

@@ -13,10 +13,10 @@ from msgspec import structs
 from nodeagent.cluster.cluster_settings import NodesSettings
 from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.min_links_marks import CHECK_AGAIN_S, MinLinksMarker
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks

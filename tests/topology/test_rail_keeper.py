@@ -13,6 +13,7 @@ import yaml
 from msgspec import structs
 
 from nodeagent.controller import Controller
+from nodeagent.controller_config import FabricRailsSettings
 from nodeagent.fabric import AnomalyKind
 from nodeagent.fabric.fabric_settings import TierSettings
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
@@ -22,7 +23,6 @@ from nodeagent.fabric.rail_suspects import Leg, RailEnd, Scope, Suspect
 from nodeagent.fabric.topology_file import NO_TOPOLOGY
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import RAIL_PARTNERS
-from nodeagent.topology.controller_config import FabricRailsSettings
 from nodeagent.topology.rail_keeper import CHECK_S, JUDGE_S, PAUSE_S, PER_SECOND
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import RULES, leaves, nodelinks, running

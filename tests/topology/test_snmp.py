@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import IMMEDIATE, Planner
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
 from nodeagent.kube.access import Access
-from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.switches import snmp as snmp_reader
 from nodeagent.topology.switches.credentials import SwitchCredentials, read_credentials
 from nodeagent.topology.switches.snmp import SnmpReader

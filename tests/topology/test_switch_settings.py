@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.config.faults import ConfigError
-from nodeagent.topology.controller_config import FabricConfig, load_fabric
+from nodeagent.controller_config import FabricConfig, load_fabric
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
 

@@ -10,8 +10,9 @@ from msgspec import structs
 
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
+from nodeagent.controller_config import load_fabric
 from nodeagent.facts.remedies import section_of
-from nodeagent.topology.controller_config import MapSettings, load_fabric
+from nodeagent.web.web_settings import MapSettings
 from tests.controller.test_controller import RULES, cluster, groups, leaves, nodelinks, running
 from tests.support.chromium import Browser, Tab
 from tests.support.manifests import ROOT

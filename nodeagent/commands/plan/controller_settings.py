@@ -12,11 +12,10 @@ from typing import NamedTuple
 import msgspec
 
 from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.controller_config import FabricConfig, fabric_of
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS, Meta, Partial, Resource
-from nodeagent.topology.controller_config import FabricConfig
-from nodeagent.topology.fabric_file import fabric_of
 
 LABELS = {"app.kubernetes.io/name": "nodeagent", "app.kubernetes.io/component": "controller"}
 """Of the ConfigMap, in the manifest and in the chart."""

@@ -27,6 +27,7 @@ from nodeagent.commands.plan.objects import Objects, store_object
 from nodeagent.console import user_files
 from nodeagent.console.terminal import note
 from nodeagent.console.user_files import UserFileError
+from nodeagent.controller_config import FabricConfig, read_fabric
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import LEAF
@@ -39,8 +40,6 @@ from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, RAIL_PARTNERS, Partial, Resource
-from nodeagent.topology.controller_config import FabricConfig
-from nodeagent.topology.fabric_file import read_fabric
 
 NAME_A_CLUSTER = "name a cluster with --kubeconfig FILE"
 OR_READ_FILES = " or read reports with --from FILE (`nodeagent demo --nodes 64 --write DIR` makes some)"

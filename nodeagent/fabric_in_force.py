@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.supervise import Fatal, beside, keep
 from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.config.in_force import adopted
+from nodeagent.controller_config import FabricConfig, read_fabric
 from nodeagent.fabric import Planner
 from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.topology_file import Topology
 from nodeagent.kube.client import ApiClient
 from nodeagent.topology.cluster_jobs import ClusterJobs
-from nodeagent.topology.controller_config import FabricConfig, Output
-from nodeagent.topology.fabric_file import read_fabric
 from nodeagent.topology.hypernodes import OverlapMarker
 from nodeagent.topology.kept_objects import (
     ANNOTATED,
@@ -38,6 +37,7 @@ from nodeagent.topology.kept_objects import (
 )
 from nodeagent.topology.min_links_marks import MinLinksMarker
 from nodeagent.topology.mirrors import ClusterMirror, PodIndex
+from nodeagent.topology.parts import FabricParts
 from nodeagent.topology.rail_keeper import RailKeeper
 from nodeagent.topology.startup_taint import StartupTaints
 from nodeagent.topology.switches.switch_poller import SwitchPoller, SwitchReader
@@ -45,22 +45,6 @@ from nodeagent.topology.switches.switch_settings import SwitchesSettings
 from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)
-
-
-class FabricParts(NamedTuple):
-    """``marks``, ``startup``, ``switches``, ``jobs`` and ``rails`` exist if configured."""
-
-    outputs: tuple[Output, ...]
-    planner: Planner
-    mirror: ClusterMirror
-    overlaps: OverlapMarker
-    marks: MinLinksMarker | None
-    startup: StartupTaints | None
-    switches: SwitchPoller | None
-    kept: Mapping[str, KeptObjects]
-    """By output."""
-    jobs: ClusterJobs | None
-    rails: RailKeeper | None
 
 
 class FabricInForce:

@@ -1,84 +1,32 @@
 """The controller's configuration, a file of kind ``FabricConfig``: the planner's settings, and those of other rooms.
 
-``load_fabric`` reads it, ``FabricConfig()`` is the default.
+``load_fabric`` reads its text, ``FabricConfig()`` is the default. ``read_fabric`` reads the file and those that it
+names: known cabling, and cables of InfiniBand.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
-from nodeagent.config.faults import Conflict, quote
+from nodeagent.config.faults import ConfigError, ConfigFault, Conflict
+from nodeagent.config.followed_configuration import configuration_text
 from nodeagent.config.former_keys import FORMER_KEYS
-from nodeagent.config.setting import Settings, listed, setting
+from nodeagent.config.setting import Settings, setting
 from nodeagent.config.settings_file import Remark, read_settings, unsaid
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
-from nodeagent.fabric.node_lists import ranges
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
+from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
+from nodeagent.topology.kept_settings import NodeFeatureGroupsSettings, SlurmSettings, host_conflicts
 from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
-from nodeagent.web.web_settings import AccessSettings, HistorySettings, WebAddress, web_conflicts
+from nodeagent.web.web_settings import HistorySettings, MapSettings, map_conflicts
 
 Output = Literal["hypernodes", "labels", "slurm", "nodefeaturegroups"]
 FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
-_HOSTS = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?|[a-z0-9][-a-z0-9.]*\[[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\]"
-Namespace = Annotated[
-    str, formats.form(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace: lower case letters, digits and -")
-]
-Hosts = Annotated[
-    str,
-    formats.form(
-        rf"({_HOSTS})(,({_HOSTS}))*", "a name of nodes or a hostlist such as gpu-[001-032]", at_most=4095
-    ),
-]
-
-
-HOSTS_MAX = 200_000
-"""The names in all hostlists, for the sake of memory: twice the nodes of the largest fabric that was measured."""
-
-
-class SlurmSettings(Settings, frozen=True, kw_only=True):
-    """The ConfigMap nodeagent-slurm-topology, with `slurm` in `outputs`. It needs rights of its own."""
-
-    namespace: Annotated[
-        Namespace, setting("Namespace of the ConfigMap: that of slurmctld, which mounts it.")
-    ] = "slurm"
-    format: Annotated[
-        Literal["tree", "block", "yaml"],
-        setting(
-            "tree: topology.conf for topology/tree; block: topology.conf for topology/block, with the NVLink domains; "
-            "yaml: topology.yaml with both (Slurm 25.05 and newer)."
-        ),
-    ] = "tree"
-    nodes: Annotated[
-        tuple[Hosts, ...],
-        listed(
-            "The nodes that Slurm knows, as names or hostlists, such as gpu-[001-032]; the file then has these alone. "
-            "Empty: all nodes of the tree."
-        ),
-    ] = ()
-
-
-class NodeFeatureGroupsSettings(Settings, frozen=True, kw_only=True):
-    """NodeFeatureGroups of Node Feature Discovery, one for each leaf group, with `nodefeaturegroups` in `outputs`. The
-    controller needs rights of its own for them, and NFD its feature gate NodeFeatureGroupAPI."""
-
-    namespace: Annotated[
-        Namespace, setting("Namespace of the groups: that of NFD's master, which reads no other.")
-    ] = "node-feature-discovery"
-
-
-class MapSettings(AccessSettings, frozen=True, kw_only=True):
-    """The web server of the controller."""
-
-    node_page: Annotated[
-        WebAddress | None,
-        setting(
-            "The address of the page of a node, with {node} in place of its name, as your browsers reach it: "
-            "http://{node}:9808/ui/ where names of nodes resolve, or that of a proxy. The fabric map links to it; "
-            "null: it shows a command in place of the link."
-        ),
-    ] = None
 
 
 class FabricRailsSettings(Settings, frozen=True, kw_only=True):
@@ -194,25 +142,43 @@ def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
             yield Conflict(
                 ((key,), ("outputs",)), "needs hypernodes in outputs: it is written on HyperNodes alone"
             )
-    for conflict in _host_conflicts(config.slurm.nodes):
+    for conflict in host_conflicts(config.slurm.nodes):
         yield conflict.below("slurm", "nodes")
     for conflict in switch_conflicts(config.switches):
         yield conflict.below("switches")
     for conflict in min_links_conflicts(config.nodes, config.min_links):
         yield conflict.below("nodes")
-    if config.web.node_page is not None and "{node}" not in config.web.node_page:
-        yield Conflict((("web", "nodePage"),), "must contain {node}: each node has a page of its own")
-    for conflict in web_conflicts(config.web):
+    for conflict in map_conflicts(config.web):
         yield conflict.below("web")
 
 
-def _host_conflicts(hostlists: tuple[str, ...]) -> Iterator[Conflict]:
-    count = 0
-    for i, hostlist in enumerate(hostlists):
-        sizes = [last - first + 1 for first, last in ranges(hostlist)]
-        count += sum(sizes)
-        if min(sizes, default=1) < 1:
-            yield Conflict(((i,),), f"{quote(hostlist)} has a range whose end is below its start")
-        elif count > HOSTS_MAX:
-            yield Conflict(((i,),), f"these are more than {HOSTS_MAX} names")
-            return
+def read_fabric(file: Path | None, remark: Remark = unsaid) -> tuple[FabricConfig, Topology]:
+    """Read all files; the default without a file. Blocks. Raises ``ConfigError`` with all faults of a file."""
+    if file is None:
+        return FabricConfig(), NO_TOPOLOGY
+
+    def beside(name: str) -> tuple[str, str]:
+        path = file.parent / name
+        return str(path), configuration_text(path)
+
+    return fabric_of(configuration_text(file), str(file), beside, remark)
+
+
+def fabric_of(
+    text: str, name: str, beside: Callable[[str], tuple[str, str]], remark: Remark = unsaid
+) -> tuple[FabricConfig, Topology]:
+    """The configuration in a text, whose faults name it ``name``. ``beside`` returns the full name and the text of a
+    file that it names. Raises ``ConfigError``, as ``beside`` may."""
+    config = load_fabric(text, name=name, remark=remark)
+    topology = NO_TOPOLOGY
+    if config.topology is not None:
+        path, content = beside(config.topology)
+        topology = load_topology(content, name=path, remark=remark)
+    if config.infiniband_cables is not None:
+        path, content = beside(config.infiniband_cables)
+        try:
+            neighbors = parse_ibnetdiscover(content)
+        except DiscoveredCablesError as error:
+            raise ConfigError(path, [ConfigFault("", None, None, str(error))]) from error
+        topology = replace(topology, neighbors=neighbors)
+    return config, topology
