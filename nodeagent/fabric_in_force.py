@@ -171,14 +171,10 @@ def make_parts(
 
 
 def _switch_reader(settings: SwitchesSettings) -> SwitchReader:
-    """Load only the protocol in use: gRPC costs 10 MiB, and SNMP is an extra."""
-    if settings.method == "gnmi":
-        from nodeagent.topology.switches import gnmi  # noqa: PLC0415
-
-        return gnmi.GnmiReader(settings.gnmi, settings.port or gnmi.PORT)
+    """SNMP is an extra, and loaded only if it is used."""
     from nodeagent.topology.switches import snmp  # noqa: PLC0415
 
-    reader = snmp.SnmpReader(settings.snmp, settings.port or snmp.PORT, timeout_s=settings.timeout_seconds)
+    reader = snmp.SnmpReader(settings.snmp, settings.port, timeout_s=settings.timeout_seconds)
     try:
         reader.check()
     except snmp.SnmpMissingError as error:
