@@ -9,8 +9,8 @@
    the plan's writes, and ``topology/node_labels`` writes labels for a limited time. The leader waits until the mirror
    shows its writes, because a plan on an older state would repeat them.
 4. If configured, the leader also reads the LLDP tables of switches (``switches``), marks nodes with too few links
-   (``topology/min_links_marks``), removes the taint of new nodes (``topology/startup_taint``) and keeps objects for
-   other programs (``topology/kept_objects``). None delays the tree.
+   (``features/min_links_marks``), removes the taint of new nodes (``features/startup_taint``) and keeps objects for
+   other programs (``features/other_programs/kept_objects``). None delays the tree.
 
 The controller keeps no state that the API server does not have. A new leader makes the same tree from the same reports,
 but moves wait for their full time again.
@@ -42,12 +42,12 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.fabric_in_force import FabricInForce, make_parts
+from nodeagent.features.other_programs.kept_objects import KeptObjects
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
 from nodeagent.topology.controller_pages import ControllerPages, ReplicaWrites
 from nodeagent.topology.hypernodes import FabricEvents, HyperNodeWriter, TreeResult
-from nodeagent.topology.kept_objects import KeptObjects
 from nodeagent.topology.mirrors import ClusterMirror
 from nodeagent.topology.node_labels import IN_FLIGHT, LabelResult, NodeLabeler
 from nodeagent.topology.parts import FabricParts

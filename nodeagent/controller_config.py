@@ -20,9 +20,13 @@ from nodeagent.config.setting import Settings, setting
 from nodeagent.config.settings_file import Remark, read_settings, unsaid
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
+from nodeagent.features.other_programs.kept_settings import (
+    NodeFeatureGroupsSettings,
+    SlurmSettings,
+    host_conflicts,
+)
+from nodeagent.features.switches.switch_settings import SwitchesSettings, switch_conflicts
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
-from nodeagent.topology.kept_settings import NodeFeatureGroupsSettings, SlurmSettings, host_conflicts
-from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
 from nodeagent.web.web_settings import HistorySettings, MapSettings, map_conflicts
 
 Output = Literal["hypernodes", "labels", "slurm", "nodefeaturegroups"]

@@ -22,10 +22,9 @@ from nodeagent.controller_config import FabricConfig, read_fabric
 from nodeagent.fabric import Planner
 from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.topology_file import Topology
-from nodeagent.kube.client import ApiClient
-from nodeagent.topology.cluster_jobs import ClusterJobs
-from nodeagent.topology.hypernodes import OverlapMarker
-from nodeagent.topology.kept_objects import (
+from nodeagent.features.cluster_jobs import ClusterJobs
+from nodeagent.features.min_links_marks import MinLinksMarker
+from nodeagent.features.other_programs.kept_objects import (
     ANNOTATED,
     CONFIG_MAPS,
     NODE_FEATURE_GROUPS,
@@ -35,13 +34,14 @@ from nodeagent.topology.kept_objects import (
     slurm_topology,
     trouble_annotations,
 )
-from nodeagent.topology.min_links_marks import MinLinksMarker
+from nodeagent.features.rail_probes.rail_keeper import RailKeeper
+from nodeagent.features.startup_taint import StartupTaints
+from nodeagent.features.switches.switch_poller import SwitchPoller, SwitchReader
+from nodeagent.features.switches.switch_settings import SwitchesSettings
+from nodeagent.kube.client import ApiClient
+from nodeagent.topology.hypernodes import OverlapMarker
 from nodeagent.topology.mirrors import ClusterMirror, PodIndex
 from nodeagent.topology.parts import FabricParts
-from nodeagent.topology.rail_keeper import RailKeeper
-from nodeagent.topology.startup_taint import StartupTaints
-from nodeagent.topology.switches.switch_poller import SwitchPoller, SwitchReader
-from nodeagent.topology.switches.switch_settings import SwitchesSettings
 from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)
@@ -173,10 +173,10 @@ def make_parts(
 def _switch_reader(settings: SwitchesSettings) -> SwitchReader:
     """Load only the protocol in use: gRPC costs 10 MiB, and SNMP is an extra."""
     if settings.method == "gnmi":
-        from nodeagent.topology.switches import gnmi  # noqa: PLC0415
+        from nodeagent.features.switches import gnmi  # noqa: PLC0415
 
         return gnmi.GnmiReader(settings.gnmi, settings.port or gnmi.PORT)
-    from nodeagent.topology.switches import snmp  # noqa: PLC0415
+    from nodeagent.features.switches import snmp  # noqa: PLC0415
 
     reader = snmp.SnmpReader(settings.snmp, settings.port or snmp.PORT, timeout_s=settings.timeout_seconds)
     try:

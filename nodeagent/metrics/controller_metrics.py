@@ -31,7 +31,7 @@ class PlanProgress(Protocol):
 
 
 class SwitchReads(Protocol):
-    """``topology.switches.switch_poller.SwitchPoller``: readings by result, switches by state, rounds."""
+    """``features.switches.switch_poller.SwitchPoller``: readings by result, switches by state, rounds."""
 
     reads: Counter[str]
     states: Counter[str]
@@ -40,7 +40,7 @@ class SwitchReads(Protocol):
 
 
 class MarkedNodes(Protocol):
-    """``topology.min_links_marks.MinLinksMarker``: writes by mark and result, marked nodes, spared nodes."""
+    """``features.min_links_marks.MinLinksMarker``: writes by mark and result, marked nodes, spared nodes."""
 
     writes: Counter[tuple[str, str]]
     spared: int
@@ -50,7 +50,7 @@ class MarkedNodes(Protocol):
 
 
 class ProbedRails(Protocol):
-    """``topology.rail_keeper.RailKeeper``: writes by verb and result, legs by state."""
+    """``features.rail_keeper.RailKeeper``: writes by verb and result, legs by state."""
 
     writes: Counter[tuple[str, str]]
 

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from nodeagent.fabric import Planner
-from nodeagent.topology.cluster_jobs import ClusterJobs
+from nodeagent.features.cluster_jobs import ClusterJobs
+from nodeagent.features.min_links_marks import MinLinksMarker
+from nodeagent.features.other_programs.kept_objects import KeptObjects
+from nodeagent.features.rail_probes.rail_keeper import RailKeeper
+from nodeagent.features.startup_taint import StartupTaints
+from nodeagent.features.switches.switch_poller import SwitchPoller
 from nodeagent.topology.hypernodes import OverlapMarker
-from nodeagent.topology.kept_objects import KeptObjects
-from nodeagent.topology.min_links_marks import MinLinksMarker
 from nodeagent.topology.mirrors import ClusterMirror
-from nodeagent.topology.rail_keeper import RailKeeper
-from nodeagent.topology.startup_taint import StartupTaints
-from nodeagent.topology.switches.switch_poller import SwitchPoller
 
 
 class FabricParts(NamedTuple):

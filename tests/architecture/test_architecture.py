@@ -78,7 +78,7 @@ LARGE_CLASSES = {
     "hack/lab/nodeagent_lab/sim/machine/simulated_machine.py:Machine": STAND_IN,
     "hack/lab/nodeagent_lab/sim/machine/state.py:Device": DOCUMENT,
     "nodeagent/sources/gpu_publisher.py:GpuPublisher": "one method for each kind of news, and the state they share",
-    "nodeagent/topology/switches/switch_poller.py:SwitchPoller": LIFETIME,
+    "nodeagent/features/switches/switch_poller.py:SwitchPoller": LIFETIME,
     "nodeagent/web/gpu_statuses.py:GpuStatus": DOCUMENT,
     "nodeagent/web/node_view.py:NodeView": DOCUMENT,
     "nodeagent/web/node_view.py:ViewNic": DOCUMENT,

@@ -40,12 +40,14 @@ from nodeagent.fabric.node_lists import expanded
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import HEALTHY, Health, Holding, Reason, Snapshot, State
+from nodeagent.features import startup_taint
+from nodeagent.features.other_programs import kept_objects
+from nodeagent.features.rail_probes import rail_keeper
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.sharing.over_use import OverUse
-from nodeagent.topology import kept_objects, rail_keeper, startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree

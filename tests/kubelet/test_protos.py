@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 
 from nodeagent.cluster.nvsentinel import health_event_pb2
+from nodeagent.features.switches import gnmi_pb2
 from nodeagent.kube import (
     deviceplugin_pb2,
     dra_health_v1_pb2,
@@ -24,14 +25,13 @@ from nodeagent.kube import (
     pluginregistration_pb2,
     podresources_pb2,
 )
-from nodeagent.topology.switches import gnmi_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 DRA = {"dra_v1": dra_v1_pb2}
 DRA_HEALTH = {"dra_health_v1alpha1": dra_health_v1alpha1_pb2, "dra_health_v1": dra_health_v1_pb2}
 PROTOS = ("deviceplugin", "pluginregistration", "podresources", *DRA, *DRA_HEALTH, "gnmi", "health_event")
 PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {
-    "gnmi": "nodeagent/topology/switches",
+    "gnmi": "nodeagent/features/switches",
     "health_event": "nodeagent/cluster/nvsentinel",
 }
 MODULES = {

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from nodeagent.topology.switches import gnmi_pb2 as pb
+from nodeagent.features.switches import gnmi_pb2 as pb
 
 Elements = tuple[tuple[str, dict[str, str]], ...]
 

@@ -18,12 +18,12 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from nodeagent.fabric.reports import shown
-from nodeagent.topology.switches import gnmi_pb2 as pb
-from nodeagent.topology.switches import openconfig
-from nodeagent.topology.switches.credentials import SwitchCredentials
-from nodeagent.topology.switches.openconfig import Step, Steps
-from nodeagent.topology.switches.switch_reading import SwitchError, SwitchReading
-from nodeagent.topology.switches.switch_settings import GnmiSettings
+from nodeagent.features.switches import gnmi_pb2 as pb
+from nodeagent.features.switches import openconfig
+from nodeagent.features.switches.credentials import SwitchCredentials
+from nodeagent.features.switches.openconfig import Step, Steps
+from nodeagent.features.switches.switch_reading import SwitchError, SwitchReading
+from nodeagent.features.switches.switch_settings import GnmiSettings
 
 Answer = TypeVar("Answer", bound=Message)
 

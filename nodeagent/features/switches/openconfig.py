@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from nodeagent.fabric.uplinks import SwitchNeighbor
+from nodeagent.features.switches.switch_reading import NEIGHBORS_MAX, TEXT_MAX, SwitchError, SwitchReading
 from nodeagent.lldp.escaping import valid_unicode
 from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS
-from nodeagent.topology.switches.switch_reading import NEIGHBORS_MAX, TEXT_MAX, SwitchError, SwitchReading
 
 
 class Step(NamedTuple):

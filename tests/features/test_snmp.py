@@ -18,13 +18,13 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import IMMEDIATE, Planner
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
+from nodeagent.features.switches import snmp as snmp_reader
+from nodeagent.features.switches.credentials import SwitchCredentials, read_credentials
+from nodeagent.features.switches.snmp import SnmpReader
+from nodeagent.features.switches.switch_poller import SwitchError, SwitchPoller
+from nodeagent.features.switches.switch_reading import SwitchReading
+from nodeagent.features.switches.switch_settings import SnmpSettings, SwitchAddress, SwitchesSettings
 from nodeagent.kube.access import Access
-from nodeagent.topology.switches import snmp as snmp_reader
-from nodeagent.topology.switches.credentials import SwitchCredentials, read_credentials
-from nodeagent.topology.switches.snmp import SnmpReader
-from nodeagent.topology.switches.switch_poller import SwitchError, SwitchPoller
-from nodeagent.topology.switches.switch_reading import SwitchReading
-from nodeagent.topology.switches.switch_settings import SnmpSettings, SwitchAddress, SwitchesSettings
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks
 from tests.support.namespaces import Lldpd, Netns, veth

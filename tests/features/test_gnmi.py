@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.topology.switches import gnmi, openconfig
-from nodeagent.topology.switches import gnmi_pb2 as pb
-from nodeagent.topology.switches.credentials import SwitchCredentials
-from nodeagent.topology.switches.gnmi import GnmiReader
-from nodeagent.topology.switches.openconfig import Step
-from nodeagent.topology.switches.switch_poller import SwitchPoller
-from nodeagent.topology.switches.switch_reading import SwitchError
-from nodeagent.topology.switches.switch_settings import GnmiSettings, SwitchAddress, SwitchesSettings
+from nodeagent.features.switches import gnmi, openconfig
+from nodeagent.features.switches import gnmi_pb2 as pb
+from nodeagent.features.switches.credentials import SwitchCredentials
+from nodeagent.features.switches.gnmi import GnmiReader
+from nodeagent.features.switches.openconfig import Step
+from nodeagent.features.switches.switch_poller import SwitchPoller
+from nodeagent.features.switches.switch_reading import SwitchError
+from nodeagent.features.switches.switch_settings import GnmiSettings, SwitchAddress, SwitchesSettings
 from tests.support.certificates import Authority
 from tests.support.gnmi_server import Habits, Server, cut, neighbor, tree
-from tests.topology.test_snmp import planner
+from tests.features.test_snmp import planner
 
 TREE = tree(
     "leaf1",

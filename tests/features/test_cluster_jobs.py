@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from nodeagent.controller import Controller
-from nodeagent.topology import cluster_jobs
-from nodeagent.topology.cluster_jobs import JOBS_MAX
+from nodeagent.features import cluster_jobs
+from nodeagent.features.cluster_jobs import JOBS_MAX
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import RULES, cluster, groups, leaves, nodelinks, running
 from tests.support import job_pods

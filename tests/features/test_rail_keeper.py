@@ -21,9 +21,9 @@ from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.fabric.rail_suspects import Leg, RailEnd, Scope, Suspect
 from nodeagent.fabric.topology_file import NO_TOPOLOGY
+from nodeagent.features.rail_probes.rail_keeper import CHECK_S, JUDGE_S, PAUSE_S, PER_SECOND
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import RAIL_PARTNERS
-from nodeagent.topology.rail_keeper import CHECK_S, JUDGE_S, PAUSE_S, PER_SECOND
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import RULES, leaves, nodelinks, running
 from tests.support.manifests import ROOT
