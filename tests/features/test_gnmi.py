@@ -20,9 +20,9 @@ from nodeagent.features.switches.openconfig import Step
 from nodeagent.features.switches.switch_poller import SwitchPoller
 from nodeagent.features.switches.switch_reading import SwitchError
 from nodeagent.features.switches.switch_settings import GnmiSettings, SwitchAddress, SwitchesSettings
+from tests.features.test_snmp import planner
 from tests.support.certificates import Authority
 from tests.support.gnmi_server import Habits, Server, cut, neighbor, tree
-from tests.features.test_snmp import planner
 
 TREE = tree(
     "leaf1",

@@ -318,9 +318,7 @@ async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_
         task = asyncio.create_task(controller.run())
         try:
             await until(lambda: [one for one in server.objects("hypernodes") if one["spec"]["tier"] == 2])
-            await until(
-                lambda: (switches := controller.fabric.parts.switches) is not None and switches.rounds
-            )
+            await until(lambda: controller.fabric.parts.features["switches"].shown.rounds)
             text = controller.pages.metrics("").body.decode()
             assert 'nodeagent_switches{state="read"} 2.0\n' in text
             assert 'nodeagent_switch_reads_total{result="ok"}' in text
