@@ -104,6 +104,12 @@ NEEDS_NODE_CONDITIONS = (
 )
 
 
+_DRIVER_ROOT = """\
+{{- $driverRoot := ($settings.gpu | default dict).driverRoot | default "" | toString | trimSuffix "/" }}
+{{- if regexMatch "^/(usr|run/nvidia)(/|$)" $driverRoot }}{{ $driverRoot = "" }}{{ end }}
+"""
+"""The folder of ``gpu.driverRoot``, unless it is below one that each agent mounts."""
+
 USES = {
     "nodeConditions": (
         "or $cluster.conditions $cluster.label $cluster.gpuMemEnforcement ($cluster.taint | default dict).enabled "
@@ -508,6 +514,8 @@ def agent(manifest: Object, pods: dict[str, Object]) -> Object:
         container["imagePullPolicy"] = "@value@$.Values.image.pullPolicy@"
     pod["containers"][0]["resources"] = "@block@$.Values.agent.resources@"
     pod["initContainers"] = unless("$.Values.observe.enabled", pod["initContainers"])
+    pod["volumes"].append({"@driver": "@driver_volume@$driverRoot@"})
+    pod["containers"][0]["volumeMounts"].append({"@driver": "@driver_mount@$driverRoot@"})
     extend(pod, spec["template"], "agent")
     return manifest
 
@@ -670,6 +678,14 @@ _RESOLVE: dict[str, Callable[[str, str, str], str]] = {
         f"{lead[:-2]}{{{{- if {value} }}}}\n{lead}mountPath: /etc/nodeagent-web\n{lead[:-2]}  name: web\n"
         f"{lead[:-2]}  readOnly: true\n{lead[:-2]}{{{{- end }}}}"
     ),
+    "driver_volume": lambda lead, _, value: (
+        f"{lead[:-2]}{{{{- with {value} }}}}\n{lead}name: driver-root\n"
+        f'{lead[:-2]}  hostPath: {{{{ dict "path" . "type" "Directory" | toJson }}}}\n{lead[:-2]}{{{{- end }}}}'
+    ),
+    "driver_mount": lambda lead, _, value: (
+        f'{lead[:-2]}{{{{- with {value} }}}}\n{lead}mountPath: {{{{ printf "/host%s" . | quote }}}}\n'
+        f"{lead[:-2]}  name: driver-root\n{lead[:-2]}  readOnly: true\n{lead[:-2]}{{{{- end }}}}"
+    ),
     "scrape_scheme": lambda lead, key, value: (
         f"{lead}{{{{- if {value} }}}}\n{lead}{key}: https\n{lead}{{{{- end }}}}"
     ),
@@ -698,6 +714,7 @@ def each_pool(text: str) -> str:
         "{{- $affinity := empty $name | ternary $.Values.agent.affinity nil }}\n"
         + checked("$settings", "$pool.config", "nodeagent.yaml", "NodeAgentConfig", "of the agents")
         + '{{- $written := kindIs "map" $pool.config | ternary $settings $pool.config }}\n'
+        + _DRIVER_ROOT
         + f"{{{{- $startSettings := merge (dict {parts}) (omit $settings {live}) }}}}\n"
         "{{- $startSettings = $startSettings | toJson | sha256sum | trunc 16 | quote }}\n"
         f"---\n{text}{{{{- end }}}}\n"

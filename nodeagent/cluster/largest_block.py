@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -73,7 +74,11 @@ def free_block(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> FreeBlock | N
     free = [number for kind in alike for number in (kind.free(snapshot) or {}).values()]
     if not free:
         return None
-    return FreeBlock(max(free), max(len(entry.ids) for kind in alike for entry in kind.devices(snapshot)))
+    whole: Counter[tuple[str, str]] = Counter()
+    for kind in alike:
+        for entry in kind.devices(snapshot):
+            whole[kind.resource, entry.parent] += len(entry.ids)
+    return FreeBlock(max(free), max(whole.values()))
 
 
 class DampedBlock:

@@ -17,6 +17,7 @@ from nodeagent.doctor.reads import Target, text
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function
 from nodeagent.health.link_modes import ports_in_another_mode
+from nodeagent.health.rules import NIC_RULES
 from nodeagent.health.structural import find_faults
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.addresses import Addresses
@@ -95,8 +96,9 @@ TOPIC = Topic(
             "load mlx5_ib (or the driver's own RDMA module) and ib_uverbs on the host",
         ),
         "netdev_absent": Advice(
-            "The transceiver, FEC, pauses and the statistics of kernel and driver are read by the netdev. Of a NIC "
-            "without one they are not measured, and the rules on them are unknown, which is not quiet.",
+            "The EEPROM of the transceiver, FEC, pauses and the statistics of kernel and driver are read by the "
+            "netdev. Of a NIC without one they are not measured, and the rules on them are unknown, which is not "
+            "quiet. The temperature of the module is read from the driver's hardware monitor, which mlx5 has.",
             "InfiniBand: load ib_ipoib, and leave the netdev on the host; EFA has none by design, and its driver "
             "states the port as active whatever the network does: watch nodeagent_rdma_path_events_total",
         ),
@@ -389,7 +391,14 @@ def _hardware(nics: NicFacts) -> Iterator[Finding]:
         yield TOPIC.warn("link_mode_differs", sentence)
     bare = [pf for pf in nics.pfs if pf.rdma is not None and pf.netdev is None and not pf.missing]
     if bare:
-        yield TOPIC.note("netdev_absent", f"no netdev, so no transceiver is read: {shortened(_names(bare))}")
+        optics = [rule.key for rule in NIC_RULES if rule.key.startswith("optics_")]
+        warm = [key for key in optics if "temperature" in key]
+        yield TOPIC.note(
+            "netdev_absent",
+            f"{shortened(_names(bare))}: no netdev, so no EEPROM of a transceiver is read; unknown: "
+            f"{', '.join(key for key in optics if key not in warm)}; and, unless the driver has a hardware monitor "
+            f"(hwmon) of the module: {', '.join(warm)}",
+        )
     for subnet, netdevs in sorted(nics.shared_subnets.items()):
         yield TOPIC.warn("rails_share_subnet", f"{shortened(netdevs)} are in {subnet} with arp_ignore=0")
     if nics.namespace_netdevs is not None:

@@ -5,13 +5,14 @@ A GPU has the capacity ``memory``, a PF the capacity ``vfs``. Many claims share 
 its capacity. With one device for each VF (``vfDevices``) Multus finds the VF of a claim, but the scheduler tries all
 combinations of VFs (``docs/dra.md``).
 
-Health is no part of the capacity: a sick VF or GPU keeps its place, and the health is published beside it.
+Health is no part of the capacity: a sick VF or GPU keeps its place, and the health is published beside it. A PF without
+a sound VF has the health of its first one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Literal
 
@@ -220,8 +221,17 @@ def pf_devices(pools: Iterable[NumberedPool], snapshot: Snapshot) -> tuple[PfDev
         if pool.vf_devices:
             devices += [PfDevice(vf_name(vf), pf, pool.kind, (vf,), pool.rail, functions[vf]) for vf in vfs]
         else:
+            health = _with_vfs(pf.health, [functions[vf].health for vf in vfs])
+            pf = msgspec.structs.replace(pf, health=health)
             devices.append(PfDevice(pf_name(pool.pci_address), pf, pool.kind, vfs, pool.rail))
     return tuple(sorted(devices, key=_preference))
+
+
+def _with_vfs(of_pf: Health, of_vfs: Sequence[Health]) -> Health:
+    """The health of a PF as a device: no claim can have it while no VF is sound."""
+    if not of_pf.allocatable or any(health.allocatable for health in of_vfs):
+        return of_pf
+    return of_vfs[0]
 
 
 def _preference(device: PfDevice) -> tuple[object, ...]:

@@ -16,8 +16,8 @@ RailCounts = Mapping[str, Mapping[str, int]]
 NAMES_MAX = 5
 """A text names at most this number of nodes or switches."""
 ALIKE_NODES_MIN = 3
-"""All links of a switch with one port are a switch that names all ports alike from this number of nodes on. Two nodes
-may as well be at one port, behind a hub."""
+"""A switch names ports alike if half of its links or more have ports that this number of nodes or more report. Two
+nodes may as well be at one port, behind a hub."""
 
 
 class GroupRails:
@@ -193,16 +193,24 @@ def shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
         for node, report in pattern.nodes.items():
             if i not in report.stale:
                 claims.setdefault(report.ports[i], []).append((node, pattern.shape[i].link))
-    if len(nameless := claims.pop("", ())) > 1:
+    total = sum(map(len, claims.values()))
+    nameless = claims.pop("", [])
+    if len(nameless) > 1:
         what = "announces its own chassis ID as the ID of each port, and no description of a port"
         yield _ports_alike(leaf, what, nameless)
-    elif not nameless and len(claims) == 1:
-        ((port, links),) = claims.items()
-        if len({node for node, _ in links}) >= ALIKE_NODES_MIN:
-            what = f"announces one port, {shown(port)}, as the ID or the description of each port"
-            hub = "; if it does so already, a device between them forwards LLDP"
-            yield _ports_alike(leaf, what, links, hub)
-            return
+    alike = {
+        port: links for port, links in claims.items() if len({node for node, _ in links}) >= ALIKE_NODES_MIN
+    }
+    links = [link for port in sorted(alike) for link in alike[port]]
+    if links and 2 * (len(links) + len(nameless)) >= total:
+        names = ", ".join(map(shown, sorted(alike)[:NAMES_MAX]))
+        of = "each port" if len(links) == total else "many ports"
+        what = f"announces one port, {names}, as the ID or the description of {of}"
+        if len(alike) > 1:
+            what = f"announces {names} as the ID or the description of several ports each"
+        hub = "; if it does so already, a device between them forwards LLDP"
+        yield _ports_alike(leaf, what, links, hub)
+        claims = {port: links for port, links in claims.items() if port not in alike}
     for port, claimants in sorted(claims.items()):
         nodes = sorted({node for node, _ in claimants})
         if len(nodes) < 2:

@@ -491,6 +491,16 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
         routed = {link.pci_address for link in self.links if link.default_route and not link.bonded}
         return self._vfs_without(routed)
 
+    @cached_property
+    def holders(self) -> Mapping[str, Mapping[str, Holding]]:
+        """The holdings of pods by the PCI address or UUID that a device ID begins with, then by resource: one of
+        each."""
+        held: dict[str, dict[str, Holding]] = {}
+        for holding in self.holdings or ():
+            for id_ in holding.device_ids:
+                held.setdefault(id_.partition("::")[0], {}).setdefault(holding.resource, holding)
+        return held
+
     def _vfs_without(self, left_out: Collection[str]) -> Mapping[str, tuple[Function, ...]]:
         vfs: dict[str, list[Function]] = {
             function.pci_address: [] for function in self.functions if function.pci_address not in left_out

@@ -10,7 +10,7 @@ import msgspec
 from nodeagent.facts.model import Neighbor
 
 _ADDRESS = re.compile(r"[0-9.]+")
-_INTERFACE = re.compile(r"([a-z-]*[a-z])\s*(\d.*)")
+_INTERFACE = re.compile(r"((?:\d+ge)|[a-z-]*[a-z])\s*(\d.*)")
 """A type and a number. In Junos a hyphen is between them, and its types are other ones."""
 _GIGABIT = re.compile(r"(x|[a-z]*?)gig(?:e|eth|ethernet|abitethernet)?")
 """The long form of a type with a speed: ``FourHundredGigE`` (IOS XR, Comware), ``TenGigabitEthernet``."""
@@ -18,18 +18,19 @@ _TYPES = {
     "ethernet": "eth et",
     "fastethernet": "fa fas fe",
     "gigabitethernet": "gi ge",
-    "tengigabitethernet": "te xge xgigabitethernet",
-    "twentyfivegigabitethernet": "twe tf wge",
-    "fortygigabitethernet": "fo fge",
-    "fiftygigabitethernet": "fi",
-    "hundredgigabitethernet": "hu hge",
-    "twohundredgigabitethernet": "th",
-    "fourhundredgigabitethernet": "f fh",
+    "tengigabitethernet": "te xge xgigabitethernet 10ge",
+    "twentyfivegigabitethernet": "twe tf tfgigabitethernet wge 25ge",
+    "fortygigabitethernet": "fo fge 40ge",
+    "fiftygigabitethernet": "fi 50ge",
+    "hundredgigabitethernet": "hu hge 100ge",
+    "twohundredgigabitethernet": "th 200ge",
+    "fourhundredgigabitethernet": "f fh fhgigabitethernet 400ge",
     "management": "ma mgmt",
     "portchannel": "po",
 }
 """The types of interfaces in their long form without hyphens, with other forms of each: of IOS XR, IOS XE, NX-OS, EOS,
-of Comware (``XGE``, ``WGE``, ``FGE``, ``HGE``) and VRP (``XGigabitEthernet``)."""
+of Comware (``XGE``, ``WGE``, ``FGE``, ``HGE``, ``200GE``, ``400GE``), VRP (``XGigabitEthernet``) and RGOS
+(``TFGigabitEthernet``, ``FHGigabitEthernet``)."""
 _LONG_TYPES = {form: long for long, forms in _TYPES.items() for form in forms.split()}
 
 

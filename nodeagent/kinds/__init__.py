@@ -11,7 +11,7 @@ list lacks: that another resource holds the same hardware.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.facts.affinity import affinity
 from nodeagent.facts.allocation import Allocation, Devices
 from nodeagent.facts.cdi import CdiDevices
-from nodeagent.facts.model import CORDONED, Function, Gpu, Health, Holding, Snapshot
+from nodeagent.facts.model import CORDONED, Function, Gpu, Health, Holding, Reason, Snapshot
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
 _NAMED_MAX = 3
@@ -186,15 +186,43 @@ def unhealthy(resource: str, name: str, health: Health) -> Refused:
 
 
 def held_by(resource: str, name: str, holding: Holding) -> Refused:
-    by = f"{ascii_name(holding.namespace)}/{ascii_name(holding.pod)} through {ascii_name(holding.resource)}"
-    return Refused(f"{resource}: {ascii_name(name)} is held by {by}")
+    return Refused(f"{resource}: {ascii_name(name)} is held by {_holder(holding)}")
 
 
-def obstacle(resource: str, name: str, health: Health, elsewhere: Mapping[str, Holding]) -> Refused | None:
-    """Return why a device cannot be allocated. ``elsewhere`` are those that pods hold through another resource."""
+def _holder(holding: Holding) -> str:
+    """Return ``NAMESPACE/POD through RESOURCE``."""
+    return f"{ascii_name(holding.namespace)}/{ascii_name(holding.pod)} through {ascii_name(holding.resource)}"
+
+
+def held_elsewhere(
+    snapshot: Snapshot, name: str, resource: str, ours: Collection[str] = ()
+) -> Holding | None:
+    """Return what a pod holds of this VF, GPU or MIG device through another resource. ``ours`` are resources of the
+    same kind.
+
+    The other resource is another plugin's that offers the same hardware, or this agent's: it had the device before its
+    name was changed, or the device moved to another entry. All these plugins' IDs are ``<name>`` or ``<name>::<n>``.
+    """
+    by_resource = snapshot.holders.get(name, {})
+    others = (holding for other, holding in by_resource.items() if other != resource and other not in ours)
+    return next(others, None)
+
+
+def unless_held(health: Health, holding: Holding | None) -> Health:
+    """The health of a device that a pod may hold through another resource. Then no other pod can have it, which is no
+    fault of the device: its state stays."""
+    if holding is None or not health.allocatable:
+        return health
+    detail = f"{_holder(holding)} holds it; it is healthy again after the end of that pod"
+    reason = Reason("held_elsewhere", detail, warning=True)
+    return msgspec.structs.replace(health, reasons=(reason, *health.reasons), allocatable=False)
+
+
+def obstacle(resource: str, name: str, health: Health, elsewhere: Holding | None) -> Refused | None:
+    """Return why a device cannot be allocated. ``elsewhere`` is what a pod holds of it through another resource."""
     if not health.allocatable:
         return unhealthy(resource, name, health)
-    return held_by(resource, name, elsewhere[name]) if name in elsewhere else None
+    return None if elsewhere is None else held_by(resource, name, elsewhere)
 
 
 def named(ids: Iterable[str]) -> str:

@@ -8,14 +8,14 @@ devices add up, so they are the default.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import ClassVar, Literal
 
 from nodeagent.facts import cdi
 from nodeagent.facts.affinity import affinity
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.model import DeviceNode, Function, Gpu, Health, Holding, HostPaths, MigDevice, Snapshot
+from nodeagent.facts.model import DeviceNode, Function, Gpu, Health, HostPaths, MigDevice, Snapshot
 from nodeagent.kinds import DeviceKind, distance
 
 Strategy = Literal["cdi", "envvar"]
@@ -102,25 +102,6 @@ def entry(gpu: Gpu, ids: tuple[str, ...], health: Health) -> Devices:
 
 MIG_MINORS = "/proc/driver/nvidia-caps"
 """The folder with the numbers of the device nodes of MIG devices."""
-
-
-def held_elsewhere(
-    snapshot: Snapshot, resource: str, names: Collection[str] | None = None, ours: Collection[str] = ()
-) -> dict[str, Holding]:
-    """Return the GPUs that pods hold through another resource, of this agent or of another plugin, by UUID. With
-    ``names`` these MIG devices are looked for in place of GPUs. ``ours`` are resources of the same kind.
-
-    This happens after a GPU has moved to another resource while a pod holds it, and if the vendor's device plugin
-    offers the same GPUs. The IDs of all these plugins are ``<uuid>`` or ``<uuid>::<n>``.
-    """
-    uuids = {gpu.uuid for gpu in snapshot.gpus} if names is None else names
-    return {
-        uuid: holding
-        for holding in snapshot.holdings or ()
-        if holding.resource != resource and holding.resource not in ours
-        for uuid in (device.partition("::")[0] for device in holding.device_ids)
-        if uuid in uuids
-    }
 
 
 def cdi_devices(snapshot: Snapshot) -> cdi.CdiDevices:

@@ -11,7 +11,7 @@ each (uuid, count), and a request is compared with them as sets, one GPU at a ti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -24,14 +24,16 @@ from nodeagent.kinds import (
     Refused,
     distance,
     gpu_access,
+    held_elsewhere,
     mps_clients,
     obstacle,
     requested,
     unknown,
+    unless_held,
 )
 from nodeagent.kinds.device_list_size import list_refusal
 from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
-from nodeagent.kinds.mps_clients import MpsShares
+from nodeagent.kinds.mps_clients import MpsShares, without_new_clients
 from nodeagent.kinds.resource_settings import Preferred
 
 _LISTED_MAX = 8  # GPUs named in a refusal
@@ -75,10 +77,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
         return max(0, (gpu.memory_mib - self.reserved_mib) // self.slice_mib)
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
-        return tuple(
-            gpu_access.entry(gpu, _ids(gpu.uuid, self.count(gpu)), self.health(gpu, snapshot))
-            for gpu in self._members(snapshot)
-        )
+        return tuple(entry for gpu in self._members(snapshot) for entry in self._entries(gpu, snapshot))
 
     def free(self, snapshot: Snapshot) -> dict[str, int] | None:
         """Return the free slices by GPU: the largest number is the largest request that fits.
@@ -88,12 +87,9 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
         if snapshot.holdings is None:
             return None
         taken = {id_ for ids in self._held_ids(snapshot) for id_ in ids}
-        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         return {
             gpu.uuid: len(_known(gpu.uuid, self.count(gpu)) - taken)
-            if self.health(gpu, snapshot).allocatable
-            and gpu.uuid not in elsewhere
-            and not self._full(gpu, snapshot)
+            if self._listed(gpu, snapshot).allocatable and not self._full(gpu, snapshot)
             else 0
             for gpu in self._members(snapshot)
         }
@@ -165,6 +161,25 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
         """Return the health of a share of a GPU; with MPS it needs the daemon too."""
         return gpu.health if self.mps is None else mps_clients.mps_health(gpu, snapshot)
 
+    def _listed(self, gpu: Gpu, snapshot: Snapshot) -> Health:
+        return unless_held(self.health(gpu, snapshot), held_elsewhere(snapshot, gpu.uuid, self.resource))
+
+    def _entries(self, gpu: Gpu, snapshot: Snapshot) -> Iterator[Devices]:
+        """The slices of a GPU: one value, or those that containers hold and the others, which nobody can have while the
+        GPU has all its clients."""
+        ids, health = _ids(gpu.uuid, self.count(gpu)), self._listed(gpu, snapshot)
+        why = self._full(gpu, snapshot) if health.allocatable else None
+        if why is None:
+            yield gpu_access.entry(gpu, ids, health)
+            return
+        taken = {id_ for held in self._held_ids(snapshot) for id_ in held}
+        held_here = tuple(id_ for id_ in ids if id_ in taken)
+        if held_here:
+            yield gpu_access.entry(gpu, held_here, health)
+        if len(held_here) < len(ids):
+            rest = tuple(id_ for id_ in ids if id_ not in taken)
+            yield gpu_access.entry(gpu, rest, without_new_clients(health, why))
+
     def _full(self, gpu: Gpu, snapshot: Snapshot) -> str | None:
         return None if self.mps is None else mps_clients.full(self.resource, gpu, self.mps, snapshot)
 
@@ -182,10 +197,10 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
 
     def _blocks(self, snapshot: Snapshot, free: frozenset[str], must: frozenset[str]) -> list[_GpuSlices]:
         """Return every GPU. Raises ``Refused`` for an unknown required ID, and for one on an unusable GPU."""
-        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         blocks = []
         for gpu in self._members(snapshot):
             count = self.count(gpu)
+            elsewhere = held_elsewhere(snapshot, gpu.uuid, self.resource)
             refusal = obstacle(self.resource, gpu.uuid, self.health(gpu, snapshot), elsewhere)
             if refusal is None and (why := self._full(gpu, snapshot)):
                 refusal = Refused(f"{self.resource}: {why}")

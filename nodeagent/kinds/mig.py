@@ -16,7 +16,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from nodeagent.facts import cdi
 from nodeagent.facts.allocation import Allocation, Devices
 from nodeagent.facts.model import Gpu, Health, MigDevice, Reason, Snapshot, State
-from nodeagent.kinds import Question, Refused, distance, gpu_access, obstacle, requested, unknown
+from nodeagent.kinds import (
+    Question,
+    Refused,
+    distance,
+    gpu_access,
+    held_elsewhere,
+    obstacle,
+    requested,
+    unknown,
+    unless_held,
+)
 
 NO_NODES = (
     f"the device nodes of the MIG device are not known; mount {gpu_access.MIG_MINORS} of the host for the agent "
@@ -39,12 +49,13 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
     profile: str
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
-        alike: dict[tuple[str, bool], tuple[Gpu, list[str]]] = {}
+        alike: dict[tuple[str, Health], tuple[Gpu, list[str]]] = {}
         for device, gpu in self._members(snapshot).values():
-            alike.setdefault((gpu.uuid, self._lacks_nodes(device, gpu)), (gpu, []))[1].append(device.uuid)
+            health = _without_nodes(gpu.health) if self._lacks_nodes(device, gpu) else gpu.health
+            health = unless_held(health, held_elsewhere(snapshot, device.uuid, self.resource))
+            alike.setdefault((gpu.uuid, health), (gpu, []))[1].append(device.uuid)
         return tuple(
-            gpu_access.entry(gpu, tuple(sorted(uuids)), _without_nodes(gpu.health) if lacking else gpu.health)
-            for (_, lacking), (gpu, uuids) in alike.items()
+            gpu_access.entry(gpu, tuple(sorted(uuids)), health) for (_, health), (gpu, uuids) in alike.items()
         )
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
@@ -60,7 +71,6 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
         """Choose from the GPUs with the fewest free devices, so that others stay idle and can be divided again."""
         members = self._members(snapshot)
         self._usable(snapshot, asked.must)
-        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource, members)
         choice = {
             uuid: gpu
             for uuid, (device, gpu) in members.items()
@@ -68,7 +78,7 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
             and uuid not in asked.must
             and gpu.health.allocatable
             and not self._lacks_nodes(device, gpu)
-            and uuid not in elsewhere
+            and held_elsewhere(snapshot, uuid, self.resource) is None
         }
         if len(choice) < asked.rest:
             count = len(choice) + len(asked.must)
@@ -109,8 +119,8 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
         members = self._members(snapshot)
         if not ids <= members.keys():
             raise unknown(self.resource, ids - members.keys())
-        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource, members)
         for uuid in sorted(ids):
+            elsewhere = held_elsewhere(snapshot, uuid, self.resource)
             if refusal := obstacle(self.resource, uuid, members[uuid][1].health, elsewhere):
                 raise refusal
             if self._lacks_nodes(*members[uuid]):

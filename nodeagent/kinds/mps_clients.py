@@ -51,6 +51,13 @@ def full(resource: str, gpu: Gpu, shares: MpsShares, snapshot: Snapshot) -> str 
     return f"{gpu.uuid} has {len(containers)} containers, and gpu.mps.clients is {shares.clients}"
 
 
+def without_new_clients(of_gpu: Health, why: str) -> Health:
+    """The health of the slices that no container holds, on a GPU that has all its clients: no fault, so the state
+    stays."""
+    reason = Reason("mps_clients", why, warning=True)
+    return msgspec.structs.replace(of_gpu, reasons=(reason, *of_gpu.reasons), allocatable=False)
+
+
 def environment(gpu: Gpu, mib: int, part: float, shares: MpsShares) -> tuple[tuple[str, str], ...]:
     """Return the variables of a container with ``part`` of a GPU. Device 0 is the only one that it sees."""
     variables = [

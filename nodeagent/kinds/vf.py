@@ -19,17 +19,18 @@ from typing import ClassVar, Literal
 
 from nodeagent.facts.allocation import Allocation, DeviceInfo, Devices
 from nodeagent.facts.cdi import VF_KIND, CdiDevices, ContainerEdits
-from nodeagent.facts.model import DeviceNode, Function, Holding, Snapshot
+from nodeagent.facts.model import DeviceNode, Function, Snapshot
 from nodeagent.kinds import (
     DEVICE_INFO_FILES,
     DeviceKind,
     Question,
     Refused,
     distance,
-    held_by,
+    held_elsewhere,
+    obstacle,
     requested,
-    unhealthy,
     unknown,
+    unless_held,
 )
 
 VfDriver = Literal["any", "netdevice", "vfio-pci", "rdma"]
@@ -77,7 +78,7 @@ class VfPool(DeviceKind, frozen=True):
                 parent=_pf(vf),
                 ids=(vf.pci_address,),
                 numa_nodes=() if vf.numa_node is None else (vf.numa_node,),
-                health=vf.health,
+                health=unless_held(vf.health, held_elsewhere(snapshot, vf.pci_address, self.resource)),
             )
             for vf in self._vfs(snapshot).values()
             if self._suits(vf) or (vf.pci_address in held and _is_without_rdma(vf))
@@ -96,14 +97,10 @@ class VfPool(DeviceKind, frozen=True):
         index that the container has on another plane of the NIC, then one that is free on all planes, then the lowest.
         """
         chosen = self._usable(snapshot, asked.must)
-        elsewhere = self._held_elsewhere(snapshot)
         choice = [
             vf
             for name, vf in self._vfs(snapshot).items()
-            if name in asked.free
-            and name not in asked.must
-            and name not in elsewhere
-            and not self._obstacle(vf)
+            if name in asked.free and name not in asked.must and self._refusal(snapshot, vf) is None
         ]
         if len(choice) < asked.rest:
             count = len(choice) + len(asked.must)
@@ -179,30 +176,16 @@ class VfPool(DeviceKind, frozen=True):
         if not ids <= vfs.keys():
             raise unknown(self.resource, ids - vfs.keys())
         usable = [vfs[name] for name in sorted(ids)]
-        elsewhere = self._held_elsewhere(snapshot)
         for vf in usable:
-            if obstacle := self._obstacle(vf):
-                raise obstacle
-            if vf.pci_address in elsewhere:
-                raise held_by(self.resource, vf.pci_address, elsewhere[vf.pci_address])
+            if refusal := self._refusal(snapshot, vf):
+                raise refusal
         return usable
 
-    def _held_elsewhere(self, snapshot: Snapshot) -> dict[str, Holding]:
-        """Return the VFs that pods hold through another resource, by address.
-
-        The other resource is another plugin's, or it had this pool's VFs before its name was changed.
-        """
-        return {
-            device: holding
-            for holding in snapshot.holdings or ()
-            if holding.resource != self.resource
-            for device in holding.device_ids
-        }
-
-    def _obstacle(self, vf: Function) -> Refused | None:
+    def _refusal(self, snapshot: Snapshot, vf: Function) -> Refused | None:
         reason = None
-        if not vf.health.allocatable:
-            return unhealthy(self.resource, vf.pci_address, vf.health)
+        elsewhere = held_elsewhere(snapshot, vf.pci_address, self.resource)
+        if refusal := obstacle(self.resource, vf.pci_address, vf.health, elsewhere):
+            return refusal
         if self.vf_driver == "rdma" and vf.rdma is None:
             reason = "lacks its RDMA device, which may still be in the namespace of an earlier pod"
         elif not self._suits(vf):

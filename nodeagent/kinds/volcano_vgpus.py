@@ -26,10 +26,11 @@ from nodeagent.kinds import (
     Question,
     Refused,
     gpu_access,
-    held_by,
+    held_elsewhere,
+    obstacle,
     requested,
-    unhealthy,
     unknown,
+    unless_held,
 )
 from nodeagent.kinds.enforcement import Level, level_of
 from nodeagent.kinds.gpu_memory import GpuMemory
@@ -120,13 +121,11 @@ class VgpuPlaces(DeviceKind, frozen=True):
 
     def _check(self, snapshot: Snapshot, waiting: VgpuWaiting, gpus: Sequence[Gpu]) -> None:
         """Raise ``Refused`` if a GPU is Unhealthy, or lacks the memory: annotations may be forged or old."""
-        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource, ours=(MEMORY, CORES))
         own = (waiting.namespace, waiting.pod)
         for gpu in gpus:
-            if not gpu.health.allocatable:
-                raise unhealthy(self.resource, gpu.uuid, gpu.health)
-            if gpu.uuid in elsewhere:
-                raise held_by(self.resource, gpu.uuid, elsewhere[gpu.uuid])
+            elsewhere = held_elsewhere(snapshot, gpu.uuid, self.resource, (MEMORY, CORES))
+            if refusal := obstacle(self.resource, gpu.uuid, gpu.health, elsewhere):
+                raise refusal
             used = sum(
                 share.slices
                 for share in snapshot.vgpu_shares
@@ -266,7 +265,11 @@ def _devices(
     memory: GpuMemory, snapshot: Snapshot, word: str, count: Callable[[Gpu], int]
 ) -> tuple[Devices, ...]:
     return tuple(
-        gpu_access.entry(gpu, tuple(f"{gpu.uuid}::{word}{n}" for n in range(count(gpu))), gpu.health)
+        gpu_access.entry(
+            gpu,
+            tuple(f"{gpu.uuid}::{word}{n}" for n in range(count(gpu))),
+            unless_held(gpu.health, held_elsewhere(snapshot, gpu.uuid, NUMBER, (MEMORY, CORES))),
+        )
         for gpu in gpu_access.selected(snapshot, memory.gpus)
         if memory.count(gpu)
     )

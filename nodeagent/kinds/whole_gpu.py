@@ -6,23 +6,40 @@ from collections.abc import Iterable, Sequence
 
 from nodeagent.facts.allocation import Allocation, Devices
 from nodeagent.facts.model import Gpu, Snapshot
-from nodeagent.kinds import Question, Refused, gpu_access, obstacle, requested, unknown
+from nodeagent.kinds import (
+    Question,
+    Refused,
+    gpu_access,
+    held_elsewhere,
+    obstacle,
+    requested,
+    unknown,
+    unless_held,
+)
 
 
 class WholeGpus(gpu_access.GpuKind, frozen=True):
     """A device is a GPU that is not in MIG mode."""
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
-        return tuple(gpu_access.entry(gpu, (gpu.uuid,), gpu.health) for gpu in self._members(snapshot))
+        return tuple(
+            gpu_access.entry(
+                gpu,
+                (gpu.uuid,),
+                unless_held(gpu.health, held_elsewhere(snapshot, gpu.uuid, self.resource)),
+            )
+            for gpu in self._members(snapshot)
+        )
 
     def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose GPUs as close to each other, then to ``near``, as the free ones allow."""
         pinned = self._usable(snapshot, asked.must)
-        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         choice = [
             gpu
             for gpu in self._members(snapshot)
-            if gpu.uuid in asked.free and gpu.health.allocatable and gpu.uuid not in elsewhere
+            if gpu.uuid in asked.free
+            and gpu.health.allocatable
+            and held_elsewhere(snapshot, gpu.uuid, self.resource) is None
         ]
         if len(choice) < asked.size:
             raise Refused(
@@ -42,8 +59,8 @@ class WholeGpus(gpu_access.GpuKind, frozen=True):
         gpus = [gpu for gpu in self._members(snapshot) if gpu.uuid in ids]
         if len(gpus) < len(ids):
             raise unknown(self.resource, ids - {gpu.uuid for gpu in gpus})
-        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         for gpu in gpus:
+            elsewhere = held_elsewhere(snapshot, gpu.uuid, self.resource)
             if refusal := obstacle(self.resource, gpu.uuid, gpu.health, elsewhere):
                 raise refusal
         return gpus

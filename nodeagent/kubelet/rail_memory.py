@@ -9,7 +9,7 @@ The file ``rails.json`` is beside the slice sizes and is not bound to a boot, as
 
 **Names.** The kubelet counts by the name of the resource. If a VF was offered under another name before, or that is not
 known, a pod may hold it where the kubelet counts it as free. Then its resource waits for the holdings
-(``kubelet/holdings.py``), read after the change. Once they are known, ``kinds/vf.py`` refuses each VF that another
+(``kubelet/holdings.py``), read after the change. Once they are known, ``kinds/vf.py`` withholds each VF that another
 resource holds. Names are on the disk before the kubelet gets the devices. The same holds for GPUs with
 a resource of their own (``gpu-mem{gpu}``), except that unknown names are accepted.
 

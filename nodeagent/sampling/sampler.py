@@ -111,7 +111,7 @@ class Sampler:
                 (rates.driver_seconds, (standard_reader(self._pf_netdevs), DriverReader(self._pf_netdevs))),
                 (rates.devlink_seconds, (DevlinkReader(),)),
                 (rates.vf_seconds, (VfReader(self._pf_netdevs),)),
-                (rates.module_seconds, (TransceiverReader(self._pf_netdevs),)),
+                (rates.module_seconds, (TransceiverReader(self._tree, self._pf_netdevs),)),
             ]
         return [(every, tuple(map(self._add, readers))) for every, readers in rounds if every is not None]
 

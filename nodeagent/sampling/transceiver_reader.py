@@ -1,4 +1,8 @@
-"""The reader of transceivers: temperature, voltage, optical power, bias current, their limits, and names."""
+"""The reader of transceivers: temperature, voltage, optical power, bias current, their limits, and names.
+
+The EEPROM is read by the netdev. Of a NIC without one the driver may have a hardware monitor (hwmon) with the
+temperature of the module: that of mlx5 has the labels ``asic`` and ``Module0`` (its hwmon.c, 2023).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from nodeagent.host.eeprom import IDENTIFIER, decode, missing
 from nodeagent.host.eeprom.image import ADDRESS, Area, EepromError, Image, Module
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.message import NetlinkError, NetlinkForbiddenError, NetlinkRefusedError
+from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import LIMIT_LEVELS
 from nodeagent.sampling.reader import LazySocket, NetlinkReader, PfNetdevs, measured
@@ -20,9 +25,9 @@ from nodeagent.sampling.reader import LazySocket, NetlinkReader, PfNetdevs, meas
 class TransceiverReader(NetlinkReader[ethtool.EthtoolSocket]):
     """Reads the EEPROM over a slow bus. The kernel requires CAP_NET_ADMIN."""
 
-    def __init__(self, pf_netdevs: PfNetdevs) -> None:
+    def __init__(self, tree: Tree, pf_netdevs: PfNetdevs) -> None:
         super().__init__(Source.MODULE, LazySocket(ethtool.EthtoolSocket))
-        self._pf_netdevs = pf_netdevs
+        self._tree, self._pf_netdevs = tree, pf_netdevs
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
         read_at: dict[str, float] = {}
@@ -47,10 +52,31 @@ class TransceiverReader(NetlinkReader[ethtool.EthtoolSocket]):
                 continue
             self.skipped.remove(device)
             read_at[device], modules[device] = now, module
+        bare = [pf for pf in pfs if pf.pci_address not in self._pf_netdevs.ifindex]
         return [
-            Sample(read_at[device], device, Source.MODULE, *module_values(module))
-            for device, module in own_lanes(modules).items()
+            *(
+                Sample(read_at[device], device, Source.MODULE, *module_values(module))
+                for device, module in own_lanes(modules).items()
+            ),
+            *self.read_each(bare, self._monitored, SysfsError),
         ]
+
+    def _monitored(self, pf: Function, now: float) -> Sample | None:
+        """The temperature of the module and its limit, by the hardware monitor of the driver."""
+        folder = f"/sys/bus/pci/devices/{pf.pci_address}/hwmon"
+        for monitor in self._tree.names(folder):
+            for name in self._tree.names(f"{folder}/{monitor}"):
+                sensor = f"{folder}/{monitor}/{name.removesuffix('_label')}"
+                if name.endswith("_label") and (self._tree.text(f"{sensor}_label") or "").startswith(
+                    "Module"
+                ):
+                    celsius, limit = (self._tree.integer(f"{sensor}_{end}") for end in ("input", "crit"))
+                    values = measured(
+                        module_celsius=None if celsius is None else celsius / 1000,
+                        module_celsius_high_warning=limit / 1000 if limit else None,
+                    )
+                    return Sample(now, pf.pci_address, Source.MODULE, values)
+        return None
 
     def _module(self, ifindex: int) -> Module:
         """Read the first page and the pages that it announces. Raises if the first page cannot be read."""

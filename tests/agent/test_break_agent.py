@@ -47,11 +47,8 @@ async def test_a_vf_that_a_pod_holds_under_an_old_resource_name_is_not_allocated
         assert (await n.kubelet.admit(one)).admitted
         n.configure("resources: [{kind: vf, name: 'rail{rail}'}]\n")
         await n.kubelet.until(lambda: f"{HEAD}/rail0" in n.kubelet.capacity())
-        await n.until(lambda: bool(n.agent.inventory.snapshot.holdings))
-        two = PodSpec.single("two", {f"{HEAD}/rail0": 4})
-        admitted = await n.kubelet.admit(two)
-        assert not admitted.admitted
-        assert "4 VFs were requested and 3 are available" in admitted.message
+        await n.allocatable(f"{HEAD}/rail0", 3)
+        assert not (await n.kubelet.admit(PodSpec.single("two", {f"{HEAD}/rail0": 4}))).admitted
         three = PodSpec.single("three", {f"{HEAD}/rail0": 3})
         assert (await n.kubelet.admit(three)).admitted
         (held,) = n.kubelet.held(one)["main"][NIC0]

@@ -354,12 +354,13 @@ async def test_a_renamed_vf_waits_for_the_holdings_when_the_agent_starts_before_
         )
         assert (await n.get("/readyz"))[0] == 503
         await n.kubelet.start()
-        await n.allocatable(f"{HEAD}/rail0", VFS)
-        two = PodSpec.single("two", {f"{HEAD}/rail0": 1})
-        refused = await n.kubelet.admit(two)
-        assert not refused.admitted
-        assert "2 VFs" in refused.message or "0 are available" in refused.message
+        await n.allocatable(f"{HEAD}/rail1", VFS)
+        await n.until(lambda: n.kubelet.capacity().get(f"{HEAD}/rail0") == VFS)
+        await n.allocatable(f"{HEAD}/rail0", 0)
+        assert not (await n.kubelet.admit(PodSpec.single("two", {f"{HEAD}/rail0": 1}))).admitted
         assert (await n.kubelet.admit(PodSpec.single("three", {f"{HEAD}/rail1": VFS}))).admitted
+        n.kubelet.remove(one)
+        await n.allocatable(f"{HEAD}/rail0", VFS)
 
 
 @pytest.mark.parametrize("damage", ["deleted", "a named pipe", "nonsense"])
@@ -491,7 +492,7 @@ async def test_a_present_nic_keeps_its_rail_until_the_agent_is_restarted(
         await n.until(lambda: n.agent.offering.rails.get(SLOTS[0]) == 0)
         await n.allocatable(nic(0), VFS)
         # The VF that a pod holds as nic0 has the name nic1 now, and is not given to another pod.
-        await n.allocatable(nic(1), VFS)
+        await n.allocatable(nic(1), VFS - 1)
         refused = await n.kubelet.admit(PodSpec.single("two", {nic(1): VFS}))
         assert not refused.admitted
         assert (await n.kubelet.admit(PodSpec.single("three", {nic(1): 1}))).admitted

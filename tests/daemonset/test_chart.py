@@ -703,6 +703,44 @@ def test_pods_get_the_labels_environment_and_volumes_of_the_values() -> None:
     assert not [manifest for manifest in changed if complaints(manifest, NEWEST)]
 
 
+@pytest.mark.parametrize(
+    ("root", "mounted"),
+    [
+        ("/home/kubernetes/bin/nvidia", "/home/kubernetes/bin/nvidia"),
+        ("/opt/nvidia/", "/opt/nvidia"),
+        ("/usr/local/glibc", None),
+        ("/run/nvidia/driver", None),
+        ("/usrlocal", "/usrlocal"),
+        (None, None),
+    ],
+)
+def test_the_folder_of_the_driver_in_the_configuration_is_mounted(
+    root: str | None, mounted: str | None
+) -> None:
+    """Below ``/host``, where the agent looks, unless a folder above is mounted. As a map, as text, and of a pool."""
+    settings = {"gpu": {"driverRoot": root}} if root else {}
+    written = yaml.safe_dump({"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig", **settings})
+    for values in (
+        {"config": settings},
+        {"config": written},
+        {"pools": {"gke": {"nodeSelector": {"a": "b"}, "config": settings}}},
+    ):
+        found = render_all(values)
+        agents = [one for one in found if one["kind"] == "DaemonSet"]
+        doctors = [one for one in found if hook(one) and one["kind"] == "Pod"]
+        assert agents
+        assert doctors
+        for pod in (*(one["spec"]["template"]["spec"] for one in agents), *(one["spec"] for one in doctors)):
+            volumes = {one["name"]: one.get("hostPath") for one in pod["volumes"]}
+            (container,) = pod["containers"]
+            mounts = {one["name"]: one for one in container["volumeMounts"]}
+            assert ("driver-root" in volumes) is ("driver-root" in mounts) is (mounted is not None)
+            if mounted is not None:
+                assert volumes["driver-root"] == {"path": mounted, "type": "Directory"}
+                assert mounts["driver-root"]["mountPath"] == f"/host{mounted}"
+                assert mounts["driver-root"]["readOnly"] is True
+
+
 def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
     address = "https://git.example/nodeagent/blob/v0.2.0/docs/runbook.md"
     manifests = render({"monitoring": {"enabled": True, "runbook": address}})

@@ -48,6 +48,7 @@ from nodeagent.facts.model import (
     State,
 )
 from nodeagent.health.explain import DeviceView, RuleView
+from nodeagent.health.rules import NIC_RULES
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import UmadReason
@@ -751,6 +752,18 @@ def test_the_ports_of_a_bond_whose_vfs_are_offered_are_not_left_out() -> None:
     offering = config("resources: [{kind: vf, select: {defaultRoute: bond}}]\n")
     assert "default_route" in {it.key for it in nic_checks.findings(bonded, DEFAULT)}
     assert "default_route" not in {it.key for it in nic_checks.findings(bonded, offering)}
+
+
+def test_a_nic_without_netdev_is_named_with_the_rules_that_are_blind_for_its_transceiver() -> None:
+    bare = structs.replace(PF, netdev=None, link_type="infiniband")
+    (one,) = (it for it in nic_checks.findings(of_nics(bare), DEFAULT) if it.key == "netdev_absent")
+    optics = [rule.key for rule in NIC_RULES if "optics" in rule.key]
+    assert one.what == (
+        f"{PF.pci_address}: no netdev, so no EEPROM of a transceiver is read; unknown: optics_rx_power, optics_laser, "
+        "optics_rx_power_warning; and, unless the driver has a hardware monitor (hwmon) of the module: "
+        "optics_temperature, optics_temperature_warning"
+    )
+    assert [key for key in optics if key not in one.what] == []
 
 
 BOND = {"ens1": "bond0", "ens2": "bond0"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -206,6 +207,52 @@ def test_one_port_at_all_links_of_a_switch_is_one_anomaly_with_the_command(port:
     assert port in odd.message
     assert "the ports of 4 links apart" in odd.message
     assert "`lldpcli configure lldp portidsubtype ifname`" in odd.message
+
+
+def with_ports(cables: Cables, ports: Iterable[str]) -> Cables:
+    """The first rail of the nodes is at these ports, in order."""
+    for node, port in zip(sorted(cables), ports, strict=False):
+        first, *others = cables[node]
+        assert first is not None
+        cables[node] = (replace(first, port=port), *others)
+    return cables
+
+
+@pytest.mark.parametrize(
+    ("ports", "apart"),
+    [
+        pytest.param(["gpu"] * 8 + ["storage"] * 8, 16, id="two descriptions"),
+        pytest.param(["gpu"] * 8 + [f"swp{n}" for n in range(8)], 8, id="a description at half of the ports"),
+    ],
+)
+def test_descriptions_of_many_ports_are_one_anomaly_of_the_switch(ports: list[str], apart: int) -> None:
+    (odd,) = plan(with_ports(rails(1, 16), ports)).anomalies
+    assert (odd.kind, odd.node, odd.link, odd.switch) == (AnomalyKind.SHARED_PORT, "", "", "su000-leaf-r0")
+    assert len(odd.nodes) == apart
+    assert f"the ports of {apart} links apart" in odd.message
+    assert all(name in odd.message for name in {"gpu", "storage"} & set(ports))
+
+
+def test_a_description_of_many_ports_beside_ports_without_a_name_is_an_anomaly_of_the_switch_too() -> None:
+    anomalies = plan(with_ports(rails(1, 16), ["gpu"] * 8 + [""] * 8)).anomalies
+    assert {(odd.kind, odd.node, odd.switch) for odd in anomalies} == {
+        (AnomalyKind.SHARED_PORT, "", "su000-leaf-r0")
+    }
+    assert sorted(len(odd.nodes) for odd in anomalies) == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("ports", "shared"),
+    [
+        pytest.param(["gpu"] * 8 + ["storage"] * 6 + ["swp99"] * 2, 2, id="two nodes at one port"),
+        pytest.param(["swp99"] * 3, 3, id="three nodes behind a hub, the other ports are told apart"),
+    ],
+)
+def test_a_port_that_few_nodes_share_stays_an_anomaly_of_each(ports: list[str], shared: int) -> None:
+    anomalies = plan(with_ports(rails(1, 16), ports)).anomalies
+    assert sum(bool(odd.node) for odd in anomalies) == shared
+    assert all("report the same port swp99" in odd.message for odd in anomalies if odd.node)
+    assert sum(not odd.node for odd in anomalies) == (len(ports) > 3)
 
 
 @pytest.mark.parametrize(("nameless", "found"), [(1, []), (2, [""])])

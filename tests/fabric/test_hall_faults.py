@@ -323,6 +323,11 @@ def one_id_for_all_ports(of: Hall) -> Expected:
     return set()
 
 
+def one_address_that_is_not_the_chassis_id(of: Hall) -> Expected:
+    of.one_id = of.managed = True
+    return set()
+
+
 def one_id_and_a_hub(of: Hall) -> Expected:
     """Two nodes hear one port of a switch, whose name is in the description."""
     of.one_id = True
@@ -358,9 +363,15 @@ def one_port_for_all_links_of_one_switch(of: Hall) -> Expected:
     }
 
 
-def hub_of_all_but_one(of: Hall) -> Expected:
-    """The port of the last node tells the switch's ports apart, so the others do share one."""
-    nodes = of.nodes(0)[:-1]
+def one_port_for_all_links_but_one(of: Hall) -> Expected:
+    """More than half of the links, so it is rather the switch than a hub."""
+    of.ports.update({(node, 3, "su0-leaf3"): 40 for node in of.nodes(0)[:-1]})
+    return {("shared-port", "", "", "su0-leaf3")}
+
+
+def hub_of_a_few(of: Hall) -> Expected:
+    """The ports of most nodes tell the switch's ports apart, so the others do share one."""
+    nodes = of.nodes(0)[:3]
     of.ports.update({(node, 3, "su0-leaf3"): 40 for node in nodes})
     return {("shared-port", node, "rail3", "su0-leaf3") for node in nodes}
 
@@ -454,6 +465,9 @@ ROWS = {
     "the storage NICs alone have VFs": Row(storage_alone_has_vfs, units=1),
     "the storage NICs alone have no VFs": Row(storage_without_vfs),
     "the ports of a switch have one ID and a description each": Row(one_id_for_all_ports),
+    "the ports of a switch have one address, and its management port has another": Row(
+        one_address_that_is_not_the_chassis_id
+    ),
     "the ports of a switch have one ID, and two nodes one port": Row(one_id_and_a_hub),
     "the ports of a switch have one ID and no description": Row(nothing_names_a_port),
     "the ports of a switch have one ID and one description": Row(one_port_for_all_links(True)),
@@ -462,7 +476,8 @@ ROWS = {
     "the ports of one switch have one description, and two nodes one port": Row(
         one_port_for_all_links_of_one_switch
     ),
-    "all nodes of a switch but one hear one port": Row(hub_of_all_but_one),
+    "all nodes of a switch but one hear one port": Row(one_port_for_all_links_but_one),
+    "three nodes of a switch hear one port": Row(hub_of_a_few),
     "both nodes of a switch hear one port": Row(hub_of_a_unit_of_two, size=2),
     "no NIC has VFs": Row(without_vfs(10_000)),
     "no NIC has VFs, and many slow ones are faster together": Row(without_vfs(150_000, range(8, 31))),

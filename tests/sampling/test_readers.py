@@ -7,6 +7,7 @@ from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from nodeagent.facts.model import Function, Rdma
 from nodeagent.host.eeprom.image import ADDRESS, Lane, Medium, Module
@@ -64,7 +65,7 @@ class Modules:
 
 
 def modules(**by_index: Pages | int) -> tuple[TransceiverReader, Modules]:
-    reader = TransceiverReader(PfNetdevs({PF: 1, B: 2}))
+    reader = TransceiverReader(Tree("/nowhere"), PfNetdevs({PF: 1, B: 2}))
     answers = Modules(**by_index)
     reader._socket = answers
     return reader, answers
@@ -236,6 +237,20 @@ def test_a_device_without_counters_takes_nothing_from_the_others(tmp_path, text)
     assert not reader.skipped.reasons
 
 
+def test_a_bnxt_re_device_without_the_folder_of_counters_has_its_hardware_counters(tmp_path):
+    """prometheus/procfs 687: the folder is absent, and the collector gives nothing of any device."""
+    made = machine(tmp_path, link_layer="InfiniBand")
+    made.draw(f"{PORT}/ports/1/counters/link_downed", "3")
+    port = "/sys/class/infiniband/bnxt_re0/ports/1"
+    made.draw(f"{port}/link_layer", "Ethernet")
+    made.draw(f"{port}/hw_counters/to_retransmits", "8")
+    other = structs.replace(pf("0000:16:00.0", "bnxt_re0"), driver="bnxt_en")
+    found = RdmaReader(Tree(made.root), live=False).read([other, pf(rdma="mlx5_0")])
+    values = {sample.device: sample.values for sample in found}
+    assert values["0000:16:00.0"]["rdma_ack_timeouts"] == 8
+    assert values[PF]["ib_link_downed"] == 3
+
+
 # --- a module that two ports share --------------------------------------------------------------------------
 
 
@@ -287,3 +302,35 @@ def test_modules_that_share_only_a_serial_number_keep_their_lanes():
         {"a": osfp("0"), "b": osfp("0"), "c": osfp("0")},
     ):
         assert own_lanes(modules) == modules
+
+
+# --- a module of a NIC without a netdev ---------------------------------------------------------------------
+
+
+def monitored(tmp_path, **module: str) -> TransceiverReader:
+    """The files of ``sensors -j`` of a user: asic 46 °C (105), Module0 57 °C (70)."""
+    made = machine(tmp_path)
+    sensors = {"label": "Module0", "input": "57000", "crit": "70000", "highest": "58000"} | module
+    asic = {"label": "asic", "input": "46000", "crit": "105000"}
+    for number, files in enumerate((asic, sensors), 1):
+        for name, text in files.items():
+            made.draw(f"{made.folders[PF]}/hwmon/hwmon3/temp{number}_{name}", text)
+    made.draw(f"{made.folders[PF]}/hwmon/hwmon3/name", "mlx5")
+    return TransceiverReader(Tree(made.root), PfNetdevs())
+
+
+def test_the_temperature_of_a_module_without_a_netdev_comes_from_the_hardware_monitor(tmp_path):
+    (sample,) = monitored(tmp_path).read([pf()])
+    assert (sample.device, sample.source) == (PF, Source.MODULE)
+    assert sample.values == {"module_celsius": 57.0, "module_celsius_high_warning": 70.0}
+
+
+def test_a_monitor_without_a_module_or_with_broken_files_gives_no_temperature(tmp_path):
+    assert monitored(tmp_path / "copper", label="asic1").read([pf()]) == []
+    (sample,) = monitored(tmp_path / "bare", crit="0").read([pf()])
+    assert sample.values == {"module_celsius": 57.0}
+    reader = monitored(tmp_path / "broken", input="warm")
+    assert reader.read([pf()]) == []
+    assert list(reader.skipped.reasons) == [PF]
+    made = machine(tmp_path / "none")
+    assert TransceiverReader(Tree(made.root), PfNetdevs()).read([pf()]) == []

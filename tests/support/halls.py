@@ -29,6 +29,7 @@ class Hall:
     of links of each node that has not one for each rail. ``chassis``: the chassis ID of all switches. ``planes``: so
     many links of a node have one rail. ``outside`` are links without a rail and a fabric. ``one_id``: switches announce
     their chassis ID as the ID of each port, and the port's name in its description, or nowhere (``described``).
+    ``managed``: the chassis ID is the address of the management port, so it is not that of the ports.
     """
 
     leaf: list[list[str]]
@@ -41,6 +42,7 @@ class Hall:
     outside: range = range(0)
     one_id: bool = False
     described: bool = True
+    managed: bool = False
     names: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -126,7 +128,7 @@ class Hall:
         chassis = self.chassis or _chassis(end, port if self.chassis_per_port else 0)
         return LinkNeighbor(
             chassis_id=ReportedId(subtype="mac", value=chassis),
-            port_id=ReportedId(subtype="mac", value=chassis)
+            port_id=ReportedId(subtype="mac", value=f"{chassis[:-2]}ff" if self.managed else chassis)
             if self.one_id
             else ReportedId(subtype="ifname", value=f"Eth1/{port}"),
             port_description=f"Ethernet{4 * port}" if self.one_id and self.described else None,

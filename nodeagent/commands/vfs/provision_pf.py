@@ -262,7 +262,8 @@ class PfProvisioning:
         return sriov.vf_file_link_state(self.tree, self.pf.pci_address, index, guid)
 
     def _set_link_state(self, index: int, address: str, held: str | None) -> None:
-        """Write a link state that differs. One that is unknown is written too: the same value changes nothing."""
+        """Write a link state that differs. One that no file shows is written too, because the same value changes
+        nothing, and is no difference: it would be one in each run."""
         want = self.want.settings[index].link_state
         if want is None or self._needs_guid(index, address):
             return  # it is set together with the GUID
@@ -274,6 +275,12 @@ class PfProvisioning:
             return
         if not self.dry:
             sriov.write_vf_file_link_state(self.tree, self.pf.pci_address, index, want)
+        if has is None:
+            self.notes.append(
+                f"link_state of VF {index} of {self.pf.pci_address} is shown by no file of its driver: apply writes "
+                f"{want} in each run"
+            )
+            return
         self.changes.add(f"link_state {spell(has)} → {want}", index)
 
     def _needs_guid(self, index: int | None, address: str) -> bool:
