@@ -331,5 +331,5 @@ async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_
 
 
 def test_no_repr_contains_a_credential(tmp_path: Path):
-    (tmp_path / "password").write_text(PASSWORD)
+    (tmp_path / "authPassword").write_text(PASSWORD)
     assert PASSWORD not in repr(read_credentials(str(tmp_path)))

@@ -167,6 +167,31 @@ def test_a_removed_switch_is_dropped_and_one_without_lldp_changes_nothing():
     assert planner.uplink_calls == [{"leaf1": ("spine1",)}, {}]
 
 
+def test_a_switch_without_neighbors_is_named_once_and_its_last_neighbors_stay(
+    caplog: pytest.LogCaptureFixture,
+):
+    spine, empty = SwitchReading("leaf1", "", (above("spine1"),)), SwitchReading("leaf1", "local=leaf1", ())
+    network = Network(a_10_0_0_1=spine)
+    planner = RecordingPlanner(leaf(1))
+
+    async def rounds() -> None:
+        poller = SwitchPoller(ANYWHERE, network, planner, lambda: None)
+        await poller.poll_once()
+        network.answers["10.0.0.1"] = empty
+        for _ in range(2):
+            await poller.poll_once()
+        assert poller.reads == {"ok": 1, "no-neighbors": 2}
+        assert poller.states["read"] == 1
+        assert "reports no LLDP neighbors, though others receive its frames" in poller.errors["leaf1"]
+        assert caplog.text.count("leaf1") == 1, "one line for a transition"
+        network.answers["10.0.0.1"] = spine
+        await poller.poll_once()
+        assert not poller.errors
+
+    virtual_time.run(rounds())
+    assert planner.uplink_calls == [{"leaf1": ("spine1",)}], "equal uplinks are not passed again"
+
+
 def test_the_log_names_some_of_many_switches_and_escapes_their_names(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     hostile = KnownSwitch("\x1b[2Jevil", ("\x1b[2Jevil",), (), ("10.0.0.200",))
@@ -187,9 +212,9 @@ def test_the_log_names_some_of_many_switches_and_escapes_their_names(caplog: pyt
 
 
 def test_an_unreadable_credential_is_an_error_with_the_reason(tmp_path):
-    (tmp_path / "password").mkdir()
-    with pytest.raises(SwitchError, match="password cannot be read: Is a directory"):
-        read_credentials(str(tmp_path)).text("password")
+    (tmp_path / "authPassword").mkdir()
+    with pytest.raises(SwitchError, match="authPassword cannot be read: Is a directory"):
+        read_credentials(str(tmp_path)).text("authPassword")
     with pytest.raises(SwitchError, match="community does not exist"):
         read_credentials(str(tmp_path)).need("community")
     (tmp_path / "community").write_bytes(b"\xff")

@@ -22,16 +22,16 @@ def test_every_setting_of_the_sections_is_read():
         HEAD + "minLinks: 6\n"
         "nodes: {minLinksCondition: true, minLinksTaint: true, afterSeconds: 5, taintPercent: 10}\n"
         "switches:\n"
-        "  method: gnmi\n"
+        "  method: snmp\n"
         "  networks: [10.20.0.0/16, 'fd00::/8']\n"
         "  addresses: [{switch: leaf1, address: 10.1.0.1}]\n"
-        "  port: 6030\n"
+        "  port: 1161\n"
         "  name: ^spine\n"
-        "  gnmi: {serverName: leaf.example}\n",
+        "  snmp: {version: v2c}\n",
         name="f",
     )
     assert config.switches.addresses[0].address == "10.1.0.1"
-    assert config.switches.gnmi.server_name == "leaf.example"
+    assert config.switches.snmp.version == "v2c"
     assert config.nodes.taint_percent == 10
 
 
@@ -54,6 +54,8 @@ def test_switches_are_asked_in_networks_or_at_addresses(where: str):
         ),
         ("switches: {name: '('}", "not a regular expression"),
         ("switches: {password: geheim}", "unknown key"),
+        ("switches: {gnmi: {tls: false}}", "unknown key"),
+        ("switches: {method: gnmi, networks: [10.0.0.0/8]}", "must be one of none, snmp"),
         ("switches: {credentials: relative}", "not an absolute path"),
         ("nodes: {minLinksTaint: true}", "minLinks is 0"),
     ],

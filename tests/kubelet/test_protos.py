@@ -16,7 +16,6 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 
 from nodeagent.cluster.nvsentinel import health_event_pb2
-from nodeagent.features.switches import gnmi_pb2
 from nodeagent.kube import (
     deviceplugin_pb2,
     dra_health_v1_pb2,
@@ -29,16 +28,14 @@ from nodeagent.kube import (
 ROOT = Path(__file__).resolve().parents[2]
 DRA = {"dra_v1": dra_v1_pb2}
 DRA_HEALTH = {"dra_health_v1alpha1": dra_health_v1alpha1_pb2, "dra_health_v1": dra_health_v1_pb2}
-PROTOS = ("deviceplugin", "pluginregistration", "podresources", *DRA, *DRA_HEALTH, "gnmi", "health_event")
+PROTOS = ("deviceplugin", "pluginregistration", "podresources", *DRA, *DRA_HEALTH, "health_event")
 PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {
-    "gnmi": "nodeagent/features/switches",
     "health_event": "nodeagent/cluster/nvsentinel",
 }
 MODULES = {
     "deviceplugin": deviceplugin_pb2,
     "pluginregistration": pluginregistration_pb2,
     "podresources": podresources_pb2,
-    "gnmi": gnmi_pb2,
     "health_event": health_event_pb2,
     **DRA,
     **DRA_HEALTH,
@@ -61,7 +58,7 @@ _HEALTH_FIELDS = """
         DeviceIdentifier: pool_name string 1; device_name string 2
     """
 
-# Transcribed from the kubelet's API, openconfig/gnmi and NVIDIA/NVSentinel, not from our protos: "name type number", r = repeated.
+# Transcribed from the kubelet's API and NVIDIA/NVSentinel, not from our protos: "name type number", r = repeated.
 FIELDS = {
     "health_event": """
         HealthEvents: version uint32 1; events r HealthEvent 2
@@ -115,26 +112,6 @@ FIELDS = {
     """,
     "dra_v1": _DRA_FIELDS,
     **dict.fromkeys(DRA_HEALTH, _HEALTH_FIELDS),
-    # A oneof is not listed here; the presence of its members distinguishes them.
-    "gnmi": """
-        PathElem: name string 1; key map<string,string> 2
-        Path: origin string 2; elem r PathElem 3; target string 4
-        ScalarArray: element r TypedValue 1
-        TypedValue: string_val string 1; int_val int64 2; uint_val uint64 3; bool_val bool 4; bytes_val bytes 5; leaflist_val ScalarArray 8; json_val bytes 10; json_ietf_val bytes 11; ascii_val string 12
-        Update: path Path 1; val TypedValue 3
-        Notification: timestamp int64 1; prefix Path 2; update r Update 4
-        GetRequest: prefix Path 1; path r Path 2; type DataType 3; encoding Encoding 5
-        GetResponse: notification r Notification 1
-        Subscription: path Path 1
-        SubscriptionList: prefix Path 1; subscription r Subscription 2; mode Mode 5; encoding Encoding 8
-        SubscribeRequest: subscribe SubscriptionList 1
-        SubscribeResponse: update Notification 1; sync_response bool 3
-    """,
-}
-ENUMS = {
-    "Encoding": {"JSON": 0, "BYTES": 1, "PROTO": 2, "ASCII": 3, "JSON_IETF": 4},
-    "GetRequest.DataType": {"ALL": 0, "CONFIG": 1, "STATE": 2, "OPERATIONAL": 3},
-    "SubscriptionList.Mode": {"STREAM": 0, "ONCE": 1, "POLL": 2},
 }
 METHODS = {
     "dra_v1": {
@@ -182,10 +159,6 @@ METHODS = {
     "health_event": {
         "/datamodels.PlatformConnector/HealthEventOccurredV1": ("HealthEvents", "Empty"),
     },
-    "gnmi": {
-        "/gnmi.gNMI/Get": ("GetRequest", "GetResponse"),
-        "/gnmi.gNMI/Subscribe": ("stream SubscribeRequest", "stream SubscribeResponse"),
-    },
 }
 
 
@@ -203,7 +176,6 @@ def fields_of_table(name: str) -> dict[str, set[tuple[str, str, int]]]:
 def fields_of_proto(name: str) -> dict[str, set[tuple[str, str, int]]]:
     text = re.sub(r"//.*", "", (ROOT / "protos" / f"{name}.proto").read_text())
     text = re.sub(r"enum\s+\w+\s*\{[^}]*\}", "", text)
-    text = re.sub(r"oneof\s+\w+\s*\{([^}]*)\}", r"\1", text)
     found: dict[str, set[tuple[str, str, int]]] = {}
     for message, body in re.findall(r"message\s+(\w+)\s*\{(.*?)\}", text, re.DOTALL):
         found[message] = set()
@@ -221,9 +193,7 @@ def kind_of(field: FieldDescriptor) -> str:
     }
     if field.message_type is None:
         kind = names[field.type] if field.enum_type is None else field.enum_type.name
-        # A member of a written oneof has presence without the keyword.
-        oneof = field.containing_oneof
-        if field.has_presence and (oneof is None or oneof.name.startswith("_")):
+        if field.has_presence:
             kind = "optional " + kind
     elif field.message_type.GetOptions().map_entry:
         return "map<" + ",".join(kind_of(part) for part in field.message_type.fields) + ">"
@@ -262,14 +232,6 @@ def test_a_proto_lies_in_the_pool_under_the_packages_own_path(name):
     path = f"{PACKAGE[name]}/{name}.proto"
     assert MODULES[name].DESCRIPTOR.name == path
     assert descriptor_pool.Default().FindFileByName(path) == MODULES[name].DESCRIPTOR
-
-
-def test_the_enums_of_gnmi_have_their_numbers():
-    file = gnmi_pb2.DESCRIPTOR
-    enums = dict(file.enum_types_by_name.items())
-    for message in file.message_types_by_name.values():
-        enums |= {f"{message.name}.{name}": enum for name, enum in message.enum_types_by_name.items()}
-    assert {name: {v.name: v.number for v in enum.values} for name, enum in enums.items()} == ENUMS
 
 
 def test_the_enums_of_nvsentinel_have_their_numbers():

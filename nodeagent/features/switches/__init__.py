@@ -1,1 +1,1 @@
-"""Read the LLDP neighbors of switches by SNMP or gNMI. Only the controller uses this."""
+"""Read the LLDP neighbors of switches by SNMP. Only the controller uses this."""

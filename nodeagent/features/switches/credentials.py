@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 from nodeagent.base.regular_file import read_regular
 from nodeagent.features.switches.switch_reading import SwitchError
 
-NAMES = (
-    "community",
-    "username",
-    "password",
-    "authPassword",
-    "privPassword",
-    "ca.crt",
-    "tls.crt",
-    "tls.key",
-)
+NAMES = ("community", "username", "authPassword", "privPassword")
 SIZE_MAX = 256 << 10
 
 
@@ -30,14 +21,11 @@ class SwitchCredentials:
     faults: dict[str, str] = field(default_factory=dict)
     """By file name, why an existing file cannot be read."""
 
-    def raw(self, name: str) -> bytes | None:
-        if name in self.faults:
-            raise SwitchError(f"{self.folder}/{name} cannot be read: {self.faults[name]}", "refused")
-        return self.values.get(name)
-
     def text(self, name: str) -> str | None:
         """The text without a final newline, which editors add."""
-        value = self.raw(name)
+        if name in self.faults:
+            raise SwitchError(f"{self.folder}/{name} cannot be read: {self.faults[name]}", "refused")
+        value = self.values.get(name)
         if value is None:
             return None
         try:

@@ -29,7 +29,7 @@ SWITCH_FAMILIES: tuple[ComputedFamily[SwitchPoller], ...] = (
 def start_switches(
     core: ControllerCore, settings: SwitchesSettings, generic_names: Iterable[str]
 ) -> ControllerPart:
-    """Raises ``Fatal`` if the package of the protocol is missing."""
+    """Raises ``Fatal`` if the package for SNMP is missing."""
     if settings.method == "none":
         return ControllerPart()
     from nodeagent.features.switches.switch_poller import SwitchPoller  # noqa: PLC0415
@@ -44,14 +44,10 @@ def start_switches(
 
 
 def _reader(settings: SwitchesSettings) -> SwitchReader:
-    """Load only the protocol in use: gRPC costs 10 MiB, and SNMP is an extra."""
-    if settings.method == "gnmi":
-        from nodeagent.features.switches import gnmi  # noqa: PLC0415
-
-        return gnmi.GnmiReader(settings.gnmi, settings.port or gnmi.PORT)
+    """SNMP is an extra, and loaded only if it is used."""
     from nodeagent.features.switches import snmp  # noqa: PLC0415
 
-    reader = snmp.SnmpReader(settings.snmp, settings.port or snmp.PORT, timeout_s=settings.timeout_seconds)
+    reader = snmp.SnmpReader(settings.snmp, settings.port, timeout_s=settings.timeout_seconds)
     try:
         reader.check()
     except snmp.SnmpMissingError as error:

@@ -1,4 +1,4 @@
-"""Poll the LLDP neighbors of the switches by SNMP or gNMI and pass the uplinks to the planner.
+"""Poll the LLDP neighbors of the switches by SNMP and pass the uplinks to the planner.
 
 * A switch fails alone if it does not answer, answers as another switch or sends malformed data. It is logged once,
   and its last reading stays. The planner gets the uplinks after a complete round, never those of half a fabric.
@@ -32,7 +32,7 @@ __all__ = ["SwitchError", "SwitchPoller", "SwitchReader", "UplinkPlanner"]
 log = logging.getLogger(__name__)
 
 SECRET_S = 2.0
-"""For the eight files of a mounted Secret, which are in memory."""
+"""For the files of a mounted Secret, which are in memory."""
 
 SWITCHES_MAX = 8192
 ADDRESSES_MAX = 3
@@ -83,8 +83,8 @@ class SwitchPoller:
         self._uplinks: dict[str, tuple[str, ...]] | None = None
         self._polled: frozenset[str] = frozenset()
         self.reads: Counter[str] = Counter()
-        """By result: ``ok``, ``no-neighbors``, ``timeout``, ``refused``, ``unreachable``, ``other-switch``, ``no-lldp``
-        or ``failed``."""
+        """By result: ``ok``, ``no-neighbors``, ``timeout``, ``refused``, ``other-switch``, ``no-lldp`` or
+        ``failed``."""
         self.states: Counter[str] = Counter()
         """Switches by the result of the last round: ``read``, ``silent`` or ``no-address``."""
         self.errors: dict[str, str] = {}

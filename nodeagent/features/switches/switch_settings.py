@@ -52,7 +52,6 @@ NamePattern = Annotated[
     str, formats.form(r"\S|\S.*\S", "a regular expression", at_most=1024, check=_name_pattern_complaint)
 ]
 PortGlob = Annotated[str, formats.form(r"\S|\S.*\S", "a port's name or a glob, such as Management*")]
-HostName = Annotated[str, formats.form(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?", "a host name")]
 
 
 class SwitchAddress(Settings, frozen=True, kw_only=True):
@@ -79,27 +78,11 @@ class SnmpSettings(Settings, frozen=True, kw_only=True):
     ] = "aes128"
 
 
-class GnmiSettings(Settings, frozen=True, kw_only=True):
-    """gNMI: reads openconfig-lldp with a ONCE subscription."""
-
-    tls: Annotated[
-        bool,
-        setting(
-            "Use TLS. ca.crt of the credentials verifies the switches (without it the system's CAs do); "
-            "tls.crt and tls.key are the controller's certificate for switches that require one."
-        ),
-    ] = True
-    server_name: Annotated[
-        HostName | None,
-        setting("Name in the switches' certificates; null: the address."),
-    ] = None
-
-
 class SwitchesSettings(Settings, frozen=True, kw_only=True):
     """How the leader asks the leaf switches for their LLDP neighbors, to learn the tiers above the leaves."""
 
     method: Annotated[
-        Literal["none", "snmp", "gnmi"],
+        Literal["none", "snmp"],
         setting(
             "Protocol; none: switches are not asked. snmp needs the package gufo-snmp, which the image has."
         ),
@@ -107,9 +90,8 @@ class SwitchesSettings(Settings, frozen=True, kw_only=True):
     credentials: Annotated[
         AbsolutePath,
         setting(
-            "Directory of the controller's container, a mounted Secret, read again in each round. Files, as far "
-            "as the method uses them: community, username, password, authPassword, privPassword, ca.crt, tls.crt, "
-            "tls.key."
+            "Directory of the controller's container, a mounted Secret, read again in each round. Files: "
+            "community for v2c; username, authPassword, privPassword for v3."
         ),
     ] = "/etc/nodeagent-credentials"
     networks: Annotated[
@@ -124,9 +106,8 @@ class SwitchesSettings(Settings, frozen=True, kw_only=True):
         setting("Addresses of single switches; they may lie outside the networks.", max_length=4096),
     ] = ()
     port: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, le=65535)] | None,
-        setting("Port; null: 161 for SNMP, 9339 for gNMI."),
-    ] = None
+        Annotated[int, msgspec.Meta(ge=1, le=65535)], setting("UDP port of the switches' SNMP agents.")
+    ] = 161
     interval_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=1, le=86400)],
         setting(
@@ -159,7 +140,6 @@ class SwitchesSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = MANAGEMENT_PORTS
     snmp: Annotated[SnmpSettings, setting("Settings of SNMP.")] = SnmpSettings()
-    gnmi: Annotated[GnmiSettings, setting("Settings of gNMI.")] = GnmiSettings()
 
 
 def switch_conflicts(switches: SwitchesSettings) -> Iterator[Conflict]:
