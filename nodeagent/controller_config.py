@@ -22,7 +22,7 @@ from nodeagent.features.other_programs.kept_settings import (
     SlurmSettings,
     host_conflicts,
 )
-from nodeagent.features.rail_probes.rail_keeping_settings import FabricRailsSettings
+from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.features.switches.switch_settings import SwitchesSettings, switch_conflicts
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
 from nodeagent.web.web_settings import HistorySettings, MapSettings, map_conflicts

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from nodeagent.controller_config import FabricConfig
 from nodeagent.features import cluster_jobs, min_links_marks, startup_taint
 from nodeagent.features.other_programs import keeping
-from nodeagent.features.rail_probes import rail_keeping
+from nodeagent.features.rail_probing import rail_keeping
 from nodeagent.features.seam import ControllerCore
 from nodeagent.features.switches import switch_asking
 from nodeagent.measurements.family import Family

@@ -1,4 +1,4 @@
-"""What the core gives to a feature. What a feature gives back is ``nodeagent/topology/parts.py:ControllerPart``."""
+"""The core as a feature receives it. A feature gives back a ``nodeagent/topology/parts.py:ControllerPart``."""
 
 from __future__ import annotations
 

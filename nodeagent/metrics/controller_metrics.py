@@ -30,7 +30,7 @@ class PlanProgress(Protocol):
 
 
 class ControllerInput(msgspec.Struct, frozen=True):
-    """What one scrape of the controller shows of its core."""
+    """The core of the controller, as one scrape shows it."""
 
     progress: PlanProgress
     mirrors: Mapping[str, Any]

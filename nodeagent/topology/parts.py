@@ -17,7 +17,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ControllerPart(NamedTuple):
-    """What a feature gives to the controller: nothing, if it is off."""
+    """A feature's part of the controller: empty, if it is off."""
 
     lead: Mapping[str, Callable[[], Awaitable[object]]] = _NOTHING
     """Tasks by name, which run while this replica leads."""
@@ -28,11 +28,11 @@ class ControllerPart(NamedTuple):
     state: Mapping[str, object] = _NOTHING
     """Fields of the map's state."""
     shown: Any = None
-    """What the families of the feature show; ``None``: they have no series."""
+    """The object that the families of the feature show; ``None``: they have no series."""
     writes: Callable[[], Iterable[Series]] = tuple
     """The counts of its writes by verb, object and result."""
     stays: Mapping[str, str] = _NOTHING
-    """What stays in the cluster once the feature is off: by the command that removes it, a sentence for the log."""
+    """A sentence for the log about objects that stay once the feature is off, by the command that removes them."""
 
 
 class FabricParts(NamedTuple):

@@ -42,8 +42,8 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import HEALTHY, Health, Holding, Reason, Snapshot, State
 from nodeagent.features import startup_taint
 from nodeagent.features.other_programs import kept_objects
-from nodeagent.features.rail_probes import rail_keeper
-from nodeagent.features.rail_probes.rail_keeping_settings import FabricRailsSettings
+from nodeagent.features.rail_probing import rail_keeper
+from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS

@@ -38,7 +38,7 @@ from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.features import startup_taint
 from nodeagent.features.other_programs import kept_objects
-from nodeagent.features.rail_probes import rail_keeper
+from nodeagent.features.rail_probing import rail_keeper
 from nodeagent.kube.access import Access
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec

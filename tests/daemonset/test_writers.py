@@ -18,7 +18,7 @@ import pytest
 from nodeagent.cluster.node_marks import GPU_CONDITION, OWN_MARKS
 from nodeagent.features import startup_taint
 from nodeagent.features.other_programs import kept_objects
-from nodeagent.features.rail_probes import rail_keeper
+from nodeagent.features.rail_probing import rail_keeper
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.resource import PODS, Resource
 from nodeagent_lab.sim.apiserver import ApiServer

@@ -16,8 +16,8 @@ from tests.support.waiting import until
 ROOT = Path(__file__).parents[2]
 LOADED = {
     "cluster_jobs", "min_links_marks", "other_programs", "other_programs.keeping", "other_programs.kept_settings",
-    "rail_probes", "rail_probes.rail_keeping", "rail_probes.rail_keeping_settings", "seam", "startup_taint", "switches",
-    "switches.switch_asking", "switches.switch_settings",
+    "rail_probing", "rail_probing.rail_keeping", "rail_probing.rail_keeping_settings", "seam", "startup_taint",
+    "switches", "switches.switch_asking", "switches.switch_settings",
 }  # fmt: skip
 """Of features that are off: their settings and what their rows name."""
 START = """

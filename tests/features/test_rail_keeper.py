@@ -20,8 +20,8 @@ from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.fabric.rail_suspects import Leg, RailEnd, Scope, Suspect
 from nodeagent.fabric.topology_file import NO_TOPOLOGY
-from nodeagent.features.rail_probes.rail_keeper import CHECK_S, JUDGE_S, PAUSE_S, PER_SECOND
-from nodeagent.features.rail_probes.rail_keeping_settings import FabricRailsSettings
+from nodeagent.features.rail_probing.rail_keeper import CHECK_S, JUDGE_S, PAUSE_S, PER_SECOND
+from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import RAIL_PARTNERS
 from nodeagent_lab.sim.apiserver import ApiServer

@@ -45,7 +45,7 @@ SHOWN = {
         shown=[JobFabric(JobKey("ml", "JobSet", "llama"), {"a": ("n",)}, 1, (("n", "nic0"),), ())]
     ),
 }
-"""What each feature with families shows."""
+"""The object that each feature with families shows."""
 
 
 def page(shown: ControllerInput, *, openmetrics: bool) -> str:

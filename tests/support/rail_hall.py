@@ -32,7 +32,7 @@ from nodeagent.fabric.rail_suspects import (
     agreed,
     suspects,
 )
-from nodeagent.features.rail_probes.rail_keeper import JUDGE_S
+from nodeagent.features.rail_probing.rail_keeper import JUDGE_S
 from nodeagent.rails.leg_windows import SLOT_S, LegWindows
 from nodeagent.rails.rail_probes import FORGOTTEN_S, MISSING_S
 

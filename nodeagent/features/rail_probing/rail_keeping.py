@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.features.rail_probes.rail_keeping_settings import FabricRailsSettings
+from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.features.seam import ControllerCore
 from nodeagent.metrics.computed_family import ComputedFamily, by_key, computed
 from nodeagent.topology.parts import ControllerPart
 
 if TYPE_CHECKING:
-    from nodeagent.features.rail_probes.rail_keeper import RailKeeper
+    from nodeagent.features.rail_probing.rail_keeper import RailKeeper
 
 RAIL_FAMILIES: tuple[ComputedFamily[RailKeeper], ...] = (
     computed("rail_legs", "state", "Legs between NICs that are probed; a bad one loses packets.",
@@ -22,7 +22,7 @@ def start_rails(core: ControllerCore, settings: FabricRailsSettings) -> Controll
     if not settings.probe:
         return ControllerPart()
     from nodeagent.fabric.rail_anomalies import RailJudge  # noqa: PLC0415
-    from nodeagent.features.rail_probes.rail_keeper import RailKeeper  # noqa: PLC0415
+    from nodeagent.features.rail_probing.rail_keeper import RailKeeper  # noqa: PLC0415
 
     keeper = RailKeeper(core, RailJudge(settings.per_second))
     stays = "RailPartners are no longer kept, and agents that probe go on by them."
