@@ -373,7 +373,7 @@ GOLDEN = """\
 {"supported": true, "enabled": true}, "advertised": 27648, "mau": 30}, "maximum_frame_size": 9216, "dcbx": \
 {"ets": {"willing": true, "credit_based_shaper": false, "max_classes": 8, "classes": [0, 0, 0, 3, 0, 0, 6, \
 7], "bandwidth": [50, 0, 0, 50, 0, 0, 0, 0], "algorithms": ["ets", "ets", "strict", "ets", "strict", \
-"credit-based-shaper", "vendor", "9"]}, "ets_recommendation": {"classes": [0, 0, 0, 0, 0, 0, 0, 0], \
+"credit-based-shaper", "vendor", "algorithm-9"]}, "ets_recommendation": {"classes": [0, 0, 0, 0, 0, 0, 0, 0], \
 "bandwidth": [100, 0, 0, 0, 0, 0, 0, 0], "algorithms": ["ets", "ets", "ets", "ets", "ets", "ets", "ets", \
 "ets"]}, "pfc": {"willing": false, "macsec_bypass": false, "capability": 8, "enabled": [3, 4]}, \
 "applications": [{"priority": 3, "selector": "ethertype", "protocol": 35093}, {"priority": 3, "selector": \
