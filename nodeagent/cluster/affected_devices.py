@@ -36,13 +36,15 @@ class ReportedDevice:
 
 @dataclass(frozen=True, slots=True)
 class AffectedPod:
-    """A pod that holds failed devices of one parent."""
+    """A pod that holds failed devices of one parent. ``claim`` is the name of the claim that gave them, empty if a
+    device plugin did."""
 
     namespace: str
     pod: str
     resource: str
     device_ids: tuple[str, ...]
     device: ReportedDevice
+    claim: str = ""
 
 
 def is_withdrawn(health: Health) -> bool:
@@ -79,18 +81,20 @@ def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ..
     """The pods that hold devices which are no longer allocatable.
 
     A held device that no longer exists counts as failed, unless a source has failed. One that is here and not offered
-    under this name any more has its own health. One that this agent cannot have given is of another plugin.
+    under this name any more has its own health, and so has one of a claim. One that this agent cannot have given is of
+    another plugin.
     """
-    held: dict[tuple[str, str, str], set[str]] = {}
+    held: dict[tuple[str, str, str, str], set[str]] = {}
     for holding in snapshot.holdings or ():
-        held.setdefault((holding.resource, holding.namespace, holding.pod), set()).update(holding.device_ids)
+        key = holding.resource, holding.namespace, holding.pod, holding.claim
+        held.setdefault(key, set()).update(holding.device_ids)
     by_resource = dict(offered)
     parents = {device.key: device for device in reported_devices(snapshot)}
     present = _present(snapshot)
     affected = []
-    for (resource, namespace, pod), ids in sorted(held.items()):
-        offered_devices = by_resource.get(resource)
-        if offered_devices is None:
+    for (resource, namespace, pod, claim), ids in sorted(held.items()):
+        offered_devices = () if claim else by_resource.get(resource)
+        if offered_devices is None or not pod:  # no pod has reserved the claim
             continue
         remaining = set(ids)
         for devices in chain(offered_devices, _not_offered(remaining, present)):
@@ -98,12 +102,22 @@ def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ..
             remaining -= pod_ids
             if pod_ids and is_withdrawn(devices.health) and devices.health.state not in QUIET:
                 device = _held_device(devices, parents.get(devices.parent), pod_ids)
-                affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(pod_ids)), device))
+                affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(pod_ids)), device, claim))
         gone = sorted(id_ for id_ in remaining if hardware_of(id_) is not None)
-        if gone and offered_devices and not snapshot.stale_sources:
+        if claim:
+            gone = [id_ for id_ in gone if _is_known(id_, snapshot)]
+        if gone and (offered_devices or claim) and not snapshot.stale_sources:
             missing = ReportedDevice(gone[0], gone[0], False, MISSING)
-            affected.append(AffectedPod(namespace, pod, resource, tuple(gone), missing))
+            affected.append(AffectedPod(namespace, pod, resource, tuple(gone), missing, claim))
     return tuple(affected)
+
+
+def _is_known(device_id: str, snapshot: Snapshot) -> bool:
+    """Whether the facts would name this device of a claim if it were here. They may come after the records of claims,
+    and a MIG device may be made for the claim after them."""
+    if device_id.startswith("MIG-"):
+        return False
+    return bool(snapshot.gpus if device_id.startswith("GPU-") else snapshot.functions)
 
 
 def failed_ids(snapshot: Snapshot, device_ids: Iterable[str]) -> frozenset[str]:

@@ -64,8 +64,9 @@ from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
 
 COMPONENT = "nodeagent"
-STATE_LOOK_S = 10.0
-"""Between two looks at the state folder, and at the registrations."""
+STATE_LOOK_S = 5.0
+"""Between two looks at the state folder, and at the registrations: an Event about a name that was taken comes within a
+minute (``kubelet/counted_devices.py``)."""
 UNTOLD_MAX = 256
 """Notices that wait for the UID of their pod, the newest, for an hour at most after their beginning."""
 READ_FIRST_S, READ_MAX_S = 5.0, 600.0
@@ -310,11 +311,12 @@ def _faults(target: EventTarget, device: ReportedDevice) -> Iterator[Notice]:
 def _pod_notice(pod: AffectedPod) -> Notice:
     device, health = pod.device, pod.device.health
     first, more = pod.device_ids[0], len(pod.device_ids) - 1
-    held = f"{first} and {more} more" if more else first
+    ids = f"{first} and {more} more" if more else first
+    held = f"held by the claim {pod.claim}" if pod.claim else f"held as {pod.resource} ({ids})"
     reasons = [reason.detail for reason in health.reasons if not reason.warning]
     failed = has_failed(health)
     state = "has failed" if failed else f"is {health.state.value}"
-    message = f"{device.title}, held as {pod.resource} ({held}), {state}: {'; '.join(reasons) or health.state.value}"
+    message = f"{device.title}, {held}, {state}: {'; '.join(reasons) or health.state.value}"
     target = EventTarget("Pod", pod.namespace, pod.pod)
     reason = FAILED if failed else UNHEALTHY
     return Notice(target, device.key, reason, message, title=device.title, ids=pod.device_ids)

@@ -172,7 +172,7 @@ class Writing(NamedTuple):
         return HeldPods(self.client, self.node, self.agent.read_holdings)
 
     def devices(self, snapshot: Snapshot) -> Offered:
-        """The devices that each resource has now."""
+        """The devices that each resource of a device plugin has now."""
         return [(kind.resource, kind.devices(snapshot)) for kind in self.agent.offer.offered]
 
 
@@ -391,7 +391,8 @@ def _over_use_evictions(to: Writing) -> Task:
     def exceeding(snapshot: Snapshot) -> Causes:
         nonlocal seen
         seen = accounting.revision
-        kinds = [kind for kind in offer.offered if kind.level(snapshot) == "evict"]
+        offered = dict.fromkeys((*offer.offered, *(device.kind for device in offer.dra.current.known())))
+        kinds = [kind for kind in offered if kind.level(snapshot) == "evict"]
         evicting = {entry.parent for kind in kinds for entry in kind.devices(snapshot)}
         return over_use_causes(accounting.over_uses, evicting)
 

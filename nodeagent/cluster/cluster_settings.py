@@ -60,8 +60,8 @@ class EvictSettings(Settings, frozen=True, kw_only=True):
     enabled: Annotated[
         bool,
         setting(
-            "Evict such pods, as far as their disruption budgets allow. Off by default: it ends pods, and it "
-            "needs a right of its own."
+            "Evict such pods, as far as their disruption budgets allow; health.noExecute is for those with claims. "
+            "Off by default: it ends pods, and it needs a right of its own."
         ),
     ] = False
     after_seconds: Annotated[

@@ -86,7 +86,8 @@ Causes = Mapping[PodName, EvictionCause]
 def failed_device_causes(
     snapshot: Snapshot, offered: Offered, failed_s: Callable[[Collection[str]], float | None], now: float
 ) -> Causes:
-    """The pods that hold a failed device. ``failed_s`` returns for how long one of these devices has failed, by PCI
+    """The pods that hold a failed device of a device plugin; those with one of a claim go by a taint of the device
+    (``health.noExecute``). ``failed_s`` returns for how long one of these devices has failed, by PCI
     address or UUID; ``now`` is the monotonic clock."""
     return _by_pod(
         (
@@ -100,7 +101,7 @@ def failed_device_causes(
             ),
         )
         for pod in affected_pods(snapshot, offered)
-        if has_failed(pod.device.health)
+        if has_failed(pod.device.health) and not pod.claim
     )
 
 

@@ -3,7 +3,8 @@
 * ``SENT_PER_S`` packets in all as sender, ``TO_ONE_PER_S`` to one address, and one a minute to an address that has
   never answered. ``ANSWERS_PER_S`` answers on each rail to listed addresses that show a ticket, and as many to those
   that show none; see ``AnswerCaps``.
-* ``CHECKED_PER_S`` further answers on each rail to the checks of other nodes; see ``check_guests`` and ``rail_burst``.
+* As many further answers on each rail to the checks of other nodes, ``CHECKED_TO_ONE_PER_S`` to one address; see
+  ``check_guests`` and ``rail_burst``.
 * A target lies in the rail's own prefix or in a configured network. It is no multicast, broadcast or loopback address.
 """
 
@@ -29,7 +30,8 @@ TO_ONE_PER_S = 2.0
 ANSWERS_PER_S = 64.0
 WITHOUT_TICKET_PER_S = 16.0
 """To one address, where forged probes may be among them: the more are answered, the sooner is a partner's."""
-CHECKED_PER_S = 64.0
+CHECKED_TO_ONE_PER_S = 21.0
+"""A check sends 20 a second on a rail, and an earlier version shows no ticket."""
 UNANSWERED_S = 60.0
 PAUSED = 24.0
 """Packets at once: a partner whose host has paused for ten seconds sends some twenty."""
@@ -69,7 +71,10 @@ class AnswerCaps:
     partner without a ticket yet, or with that of an earlier agent, shares a budget with him until its first answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, to_one_per_s: float = TO_ONE_PER_S + 1, without_ticket_per_s: float = WITHOUT_TICKET_PER_S
+    ) -> None:
+        self._per_s = {True: to_one_per_s, False: without_ticket_per_s}
         self._secret = secrets.token_bytes(16)
         self._all = {shown: Bucket(ANSWERS_PER_S, ANSWERS_PER_S) for shown in (True, False)}
         self._of: dict[tuple[str, bool], Bucket] = {}
@@ -85,8 +90,7 @@ class AnswerCaps:
 
     def take(self, address: str, now: float, *, shown: bool) -> bool:
         """Whether a probe of a listed address is answered now. ``shown``: with its ticket."""
-        per_s = TO_ONE_PER_S + 1 if shown else WITHOUT_TICKET_PER_S
-        of_one = self._of.setdefault((address, shown), Bucket(per_s, PAUSED))
+        of_one = self._of.setdefault((address, shown), Bucket(self._per_s[shown], PAUSED))
         return of_one.take(now) and self._all[shown].take(now)
 
 

@@ -7,7 +7,7 @@
   not count.
 * ``held_ns`` is the time between the kernel's receipt and the answer, which is the host's and not the network's.
 * An answer gives a ticket, and the next probes to this partner show it: their sender receives what is sent to its
-  address. See ``probe_caps``. 0: none yet.
+  address. See ``probe_caps``. 0: none yet. A check, which is no answer, has it in the place of ``held_ns``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class ProbePacket(NamedTuple):
 
     def encode(self, length: int = SIZE) -> bytes:
         """The bytes, padded to ``length``. The answer to a probe without room for a ticket has none."""
-        head = _PACKET.pack(
-            MAGIC, self.kind, self.received.to_bytes(3), self.session, self.sequence, self.held_ns
-        )
+        last = self.ticket if self.kind == CHECK else self.held_ns
+        head = _PACKET.pack(MAGIC, self.kind, self.received.to_bytes(3), self.session, self.sequence, last)
         rest = self.node.encode() if self.kind == CHECK else _TICKET.pack(self.ticket)
         return (head + rest if self.kind == CHECK or length >= SIZE else head).ljust(length, b"\0")
 
@@ -53,6 +52,7 @@ def decode(raw: bytes) -> ProbePacket | None:
     rest, node, ticket = raw[_PACKET.size :], "", 0
     if kind == CHECK:
         node = rest[:NODE_MAX].rstrip(b"\0").decode("latin-1")
+        held_ns, ticket = 0, held_ns
     elif len(rest) >= _TICKET.size:
         (ticket,) = _TICKET.unpack_from(rest)
     return ProbePacket(kind, session, sequence, held_ns, node, int.from_bytes(received), ticket)

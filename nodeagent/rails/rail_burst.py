@@ -43,6 +43,8 @@ class _Sender:
         self.due = 0.0
         self.number = 0
         self.alive = self.refused = False
+        self.ticket = 0
+        """Of the last answer."""
         self.sent, self.answered = [0, 0], [0, 0]  # small, large
         self.rtts: list[float] = []
 
@@ -137,9 +139,8 @@ class RailBurst:
         self._sequence += 1
         large = self._began > 0 and rail.number % 10 == 0
         length = rail.link.mtu - HEADERS[4 if rail.source is None else rail.source.version]
-        raw = ProbePacket(CHECK, self._session, self._sequence, node=self._node).encode(
-            length if large else SIZE
-        )
+        packet = ProbePacket(CHECK, self._session, self._sequence, node=self._node, ticket=rail.ticket)
+        raw = packet.encode(length if large else SIZE)
         rail.pending[self._sequence] = time.time_ns(), large
         by = rail.sockets[rail.number % len(rail.sockets)]
         if not by.send(raw, rail.address, self._settings.port):
@@ -161,7 +162,7 @@ class RailBurst:
             return
         if (sent := rail.pending.pop(packet.sequence, None)) is None:
             return
-        rail.alive = True
+        rail.alive, rail.ticket = True, packet.ticket
         if not self._began:
             self._began, self._knocks = self._clock(), self._sequence
             for one in self.rails:

@@ -29,9 +29,8 @@ from nodeagent.rails.check_guests import CheckGuests, ReadAddresses
 from nodeagent.rails.leg_windows import SLOT_S, LegWindows
 from nodeagent.rails.loss_direction import LossDirection, count_of
 from nodeagent.rails.probe_caps import (
-    CHECKED_PER_S,
+    CHECKED_TO_ONE_PER_S,
     AnswerCaps,
-    Bucket,
     IpInterface,
     SendCaps,
     own_address,
@@ -103,7 +102,7 @@ class ProbedRail:
         self.received: dict[str, tuple[int, int]] = {}
         """The session of each sender with a ticket, and how many of its probes have arrived."""
         self.answer_caps = AnswerCaps()
-        self.check_cap = Bucket(CHECKED_PER_S, CHECKED_PER_S)
+        self.check_caps = AnswerCaps(CHECKED_TO_ONE_PER_S, CHECKED_TO_ONE_PER_S)
         self.sockets: dict[tuple[IpInterface, int], RailSocket] = {}
         self.fault = "no-list"
         self.sent: dict[str, int] = {}
@@ -250,6 +249,7 @@ class RailProbes:
         rail.answers = frozenset(allowed)
         rail.received = {address: one for address, one in rail.received.items() if address in allowed}
         rail.answer_caps.keep(rail.answers)
+        rail.check_caps.keep(self._guests.addresses)
         ports = {(own, 0) for own in allowed.values()}
         ports |= {(leg.source, 1 + i) for leg in legs.values() for i in range(leg.partner.ports)}
         opened = self._open(rail, ports)
@@ -323,7 +323,7 @@ class RailProbes:
         now = self._clock()
         if packet.kind != ANSWER:
             if packet.kind == CHECK:
-                answers, count, ticket = self._answers_check(rail, packet, address, now), 0, 0
+                answers, count, ticket = self._answers_check(rail, packet, address, now)
             else:
                 answers, count, ticket = self._answers_probe(rail, packet, address, now)
             if answers:
@@ -354,10 +354,17 @@ class RailProbes:
         if not pending.large:
             rail.note_rtt(leg, max(0, ns - pending.sent_ns - packet.held_ns) / 1000)
 
-    def _answers_check(self, rail: ProbedRail, packet: ProbePacket, address: str, now: float) -> bool:
+    def _answers_check(
+        self, rail: ProbedRail, packet: ProbePacket, address: str, now: float
+    ) -> tuple[bool, int, int]:
+        """As ``_answers_probe``; the packets of a check are not counted."""
         if own_address(address, rail.link.addresses, self._networks) is None:
-            return False
-        return self._guests.admits(packet.node, packet.session, address) and rail.check_cap.take(now)
+            return False, 0, 0
+        ticket = rail.check_caps.ticket(address, packet.session)
+        shown = packet.ticket == ticket
+        if not self._guests.admits(packet.node, packet.session, address, shown=shown):
+            return False, 0, 0
+        return rail.check_caps.take(address, now, shown=shown), 0, ticket
 
     def _answers_probe(
         self, rail: ProbedRail, packet: ProbePacket, address: str, now: float

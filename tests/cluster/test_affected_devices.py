@@ -6,7 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.cluster.affected_devices import affected_pods, reported_devices
-from nodeagent.facts.model import Health, MigDevice, Reason, StaleSource, State, UnusableGpu
+from nodeagent.cluster.agent_events import device_notices
+from nodeagent.cluster.evictions import failed_device_causes
+from nodeagent.facts.model import Health, Holding, MigDevice, Reason, StaleSource, State, UnusableGpu
 from tests.support.cluster_node import DOWN, GPU_LOST, holding, offered, snapshot
 
 
@@ -76,3 +78,35 @@ def test_a_gpu_without_a_name_is_reported_and_one_for_guests_is_not():
     assert [(one.title, one.link, one.health) for one in reported_devices(made)] == [
         ("GPU at 0000:1b:00.0", False, lost)
     ]
+
+
+def by_claim(pod: str, resource: str, *ids: str) -> Holding:
+    return replace(holding(pod, resource, *ids), container="", claim="train")
+
+
+def test_a_pod_that_holds_a_failed_device_by_a_claim_is_affected_too() -> None:
+    """Nobody offers the resource by a device plugin, and the IDs are those of shares of a claim."""
+    holdings = (
+        by_claim("a", "x/mem", "GPU-0::0a1b.0", "GPU-0::0a1b.1"),
+        by_claim("b", "x/nic", "0000:11:00.1"),
+        by_claim("c", "x/nic", "0000:10:00.1"),
+        by_claim("d", "x/mig", "MIG-made-a-moment-ago"),
+    )
+    made = snapshot([None, DOWN], [GPU_LOST], holdings=holdings)
+    assert [(pod.pod, pod.claim, pod.device.title) for pod in affected_pods(made, ())] == [
+        ("a", "train", "GPU 0 (GPU-0)"),
+        ("b", "train", "VF 0000:11:00.1 of ens1np0 (0000:11:00.0)"),
+    ]
+    (notice,) = [it for it in device_notices(made, "n", ()) if it.target.name == "a"]
+    assert notice.message == (
+        "GPU 0 (GPU-0), held by the claim train, has failed: XID 79: the GPU has fallen off the bus"
+    )
+    assert not failed_device_causes(made, (), lambda _: 600.0, 0.0), "health.noExecute decides"
+    gone = snapshot([None], [None], holdings=holdings[1:2])
+    assert [pod.device.health.reasons[0].key for pod in affected_pods(gone, ())] == ["device_missing"]
+    quiet = replace(gone, stale_sources=(StaleSource("pci", "hangs"),))
+    assert affected_pods(quiet, ()) == ()
+    assert affected_pods(snapshot(holdings=holdings), ()) == (), "the machine is not known yet"
+    assert (
+        affected_pods(snapshot([None, DOWN], holdings=(by_claim("", "x/nic", "0000:11:00.1"),)), ()) == ()
+    ), "no pod has reserved the claim"

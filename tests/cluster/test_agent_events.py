@@ -464,10 +464,13 @@ async def test_a_pod_of_the_name_on_another_node_is_not_told(server, client, run
     assert (told_of(server), told_of(server, "a")) == ([], [("pods-default/a", "DeviceFailed")])
 
 
-async def test_a_pod_that_left_a_dead_device_is_told_that_it_holds_it_no_more(server, client, running):
+@pytest.mark.parametrize("claim", ["", "train"], ids=["device plugin", "claim"])
+async def test_a_pod_that_left_a_dead_device_is_told_that_it_holds_it_no_more(server, client, running, claim):
     inventory = Inventory()
-    publish(inventory, snapshot([None, DOWN], [GPU_LOST]))
-    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
+    held = tuple(structs.replace(one, claim=claim) for one in HELD)
+    publish(inventory, snapshot([None, DOWN], [GPU_LOST], holdings=held))
+    offers = (lambda _: ()) if claim else offered
+    running(AgentEvents(client, inventory, "gpu-0", offers, pods=held_pods(client, inventory)).run())
     await server.until(lambda: len(server.objects("events")) == 4)
     publish(inventory, snapshot([None, DOWN], [GPU_LOST], holdings=()))
     await server.until(lambda: len(told_of(server)) == len(told_of(server, "a")) == 2)

@@ -50,6 +50,31 @@ UNSTATED = (
         f"{DRIVER}::test_the_kubelets_folders_may_be_removed_and_created_again",
     ),
     Protection(
+        "A pod that holds a failed device is told",
+        "cluster/test_affected_devices.py::test_links_and_gpus_are_reported_and_pods_that_hold_a_failed_one_are_affected",
+        "cluster/test_affected_devices.py::test_a_pod_that_holds_a_failed_device_by_a_claim_is_affected_too",
+    ),
+    Protection(
+        "Pods leave a device that has failed for good, where the administrator asks for it",
+        "cluster/test_evictions.py::test_a_pod_with_a_failed_device_is_evicted_within_its_budget",
+        "cluster/test_agent_tasks.py::test_changed_settings_of_no_execute_and_of_its_guard_count_for_claims_at_once",
+    ),
+    Protection(
+        "With enforcement evict a pod that uses more than its share is evicted",
+        "sharing/test_gpu_accounting.py::test_with_enforcement_evict_the_pod_is_evicted_through_the_api",
+        "sharing/test_gpu_accounting.py::test_with_enforcement_evict_a_pod_with_a_claim_is_evicted_too",
+    ),
+    Protection(
+        "A CDI spec that is removed is written again",
+        "agent/test_agent.py::test_an_allocation_whose_cdi_spec_is_gone_and_cannot_be_written_names_the_file",
+        "dra/test_claim_renewal.py::test_files_that_were_wiped_under_a_running_agent_are_there_again",
+    ),
+    Protection(
+        "A cordoned device takes no new pod",
+        "health/test_cordons.py::test_a_cordoned_device_gets_no_new_pod_and_its_pods_stay",
+        f"{POOLS}::test_a_cordon_is_a_taint_beside_that_of_a_fault",
+    ),
+    Protection(
         "A sick device takes no new container",
         "kinds/test_gpu_memory.py::test_an_unhealthy_gpu_is_skipped_and_its_slices_are_refused_with_the_reason",
         f"{PREPARATION}::test_an_unhealthy_device_is_refused_unless_the_request_tolerates_its_taint",

@@ -82,4 +82,5 @@ def test_a_probe_and_its_answer_carry_a_ticket_where_the_probe_has_room_for_it()
     short = probe.encode(SIZE - 8)
     assert (len(short), decode(short)) == (SIZE - 8, probe._replace(ticket=0))
     check = ProbePacket(CHECK, 5, 7, node="gpu-1", ticket=9)
-    assert decode(check.encode()) == check._replace(ticket=0)
+    assert decode(check.encode()) == decode(check.encode(9000)) == check
+    assert check.encode() != check._replace(ticket=0).encode(), "in the place of the time that an answer has"

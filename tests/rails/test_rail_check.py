@@ -60,6 +60,14 @@ class TestOnSockets:
         assert rig.read == ["n0-2"], "one read of the report"
         assert sum(rig.found(0, 2).legs) == 0
 
+    async def test_a_check_shows_the_tickets_of_its_answers(self, rig: RailRig) -> None:
+        """So nobody who forges its address takes its place or its budget."""
+        asked = rig.probes[0, 4]
+        await rig.check((0, 2), (0, 4))
+        assert [*asked._guests._known] == [(address(0, 2), "n0-2")]
+        answered = {shown for _, shown in asked.rails["nic0"].check_caps._of}
+        assert answered == {True, False}, "the first one without"
+
     async def test_a_second_check_is_admitted_anew(self, rig: RailRig) -> None:
         for _ in range(2):
             (rail,) = (await rig.check((0, 2), (0, 4), 8)).rails
@@ -158,9 +166,9 @@ class TestOnSockets:
 
 
 def test_a_packet_of_a_check_keeps_its_node_and_an_answer_has_none() -> None:
-    packet = ProbePacket(CHECK, 5, 7, node="gpu-1")
+    packet = ProbePacket(CHECK, 5, 7, node="gpu-1", ticket=9)
     assert decode(packet.encode()) == decode(packet.encode(1400)) == packet
-    assert decode(packet._replace(kind=1).encode()) == ProbePacket(1, 5, 7)
+    assert decode(packet._replace(kind=1).encode()) == ProbePacket(1, 5, 7, ticket=9)
     assert len(packet.encode(1400)) == 1400
 
 
@@ -198,12 +206,13 @@ class Strangers:
 
     def __init__(self, count: int) -> None:
         self.now, self.reads, self.named = 0.0, list[tuple[float, str]](), 0
+        self.forged: dict[str, list[str]] = {}
         self.addresses = [f"10.66.{i // 256}.{i % 256}" for i in range(count)]
         self.guests = CheckGuests(self._read, lambda: self.now)
 
     async def _read(self, node: str) -> list[str]:
         self.reads.append((self.now, node))
-        return ["10.0.0.7"] if node == "honest" else []
+        return ["10.0.0.7"] if node == "honest" else self.forged.get(node, [])
 
     async def pass_s(self, seconds: float, honest: bool = False, forged: int | None = None) -> float | None:
         """Each sends three packets a second, each with another name. Return when the check was answered."""
@@ -215,6 +224,7 @@ class Strangers:
                     self.named += 1
                     assert not self.guests.admits(f"invented-{self.named}", 1, address)
             if honest and step % 3 == 0 and self.guests.admits("honest", 5, "10.0.0.7"):
+                assert self.guests.admits("honest", 5, "10.0.0.7", shown=True)
                 return self.now - began
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -279,6 +289,64 @@ async def test_who_forges_the_address_of_a_node_spends_nothing_that_its_next_che
     rail.addresses = ["10.0.0.7"]
     await rail.pass_s(60)
     assert await rail.pass_s(2, honest=True) is not None
+    rail.guests.close()
+
+
+@pytest.mark.parametrize("count", [GUESTS_MAX, 30])
+async def test_who_forges_addresses_and_names_of_other_nodes_keeps_out_no_check(count: int) -> None:
+    """He receives no answer, and has no ticket. He had all places for as long as he liked."""
+    rail = Strangers(0)
+    rail.forged = {f"gpu-{number}": [f"10.1.0.{number}"] for number in range(count)}
+
+    async def forge(seconds: float, *, honest: bool = False, shown: bool = False) -> list[float]:
+        answered = []
+        began = rail.now
+        for step in range(round(seconds * 20)):
+            rail.now = began + step / 20
+            for name, (sender,) in rail.forged.items():
+                rail.guests.admits(name, 1 if count == GUESTS_MAX else rail.named, sender)
+                rail.named += 1
+            if (
+                honest
+                and (shown or step % 10 == 9)
+                and rail.guests.admits("honest", 5, "10.0.0.7", shown=shown)
+            ):
+                answered.append(rail.now - began)
+                if not shown:
+                    break
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return answered
+
+    await forge(60)
+    (first,) = await forge(PATIENCE_S, honest=True)
+    assert first <= 3.0
+    assert len(await forge(8, honest=True, shown=True)) == 160, "it keeps its place"
+    await forge(60)
+    assert await forge(PATIENCE_S, honest=True), "the next check too"
+    rail.guests.close()
+
+
+async def test_who_forges_address_and_name_of_a_node_ends_no_check_of_it() -> None:
+    rail = Strangers(0)
+    assert await rail.pass_s(2, honest=True) is not None
+    for step in range(160):
+        rail.now += 1 / 20
+        assert not rail.guests.admits("honest", 6 + step, "10.0.0.7")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert rail.guests.admits("honest", 5, "10.0.0.7", shown=True)
+    rail.guests.close()
+
+
+async def test_a_guest_that_shows_no_ticket_stays_while_no_other_wants_its_place() -> None:
+    """An agent of an earlier version shows none."""
+    rail = Strangers(0)
+    for step in range(round(GUEST_S * 2)):
+        rail.now = step / 2
+        answered = rail.guests.admits("honest", 5, "10.0.0.7")
+        assert answered or not step
+        await asyncio.sleep(0)
     rail.guests.close()
 
 

@@ -7,10 +7,13 @@ import json
 import pytest
 
 from nodeagent.config.faults import ConfigError
+from nodeagent.dra import DRIVER
 from nodeagent.host.recorded_gpus import PATH
 from nodeagent_lab.sim.kubelet import PodSpec
+from nodeagent_lab.sim.kubelet.dra_manager import PodClaim
 from tests.cluster.test_agent_tasks import HEAD, events, kubeconfig, server
-from tests.support.running_agent import node
+from tests.support.dra_node import claim_of, result
+from tests.support.running_agent import node, shorten_holdings
 
 __all__ = ["kubeconfig", "server"]
 
@@ -107,6 +110,29 @@ async def test_with_enforcement_evict_the_pod_is_evicted_through_the_api(server,
         assert "its share is 40.0 GiB" in message
         _, page = await n.get("/metrics")
         assert f'nodeagent_resource_enforcement{{resource="{HEAD}/gpu-mem",level="evict"}} 1' in page
+
+
+@pytest.mark.slow
+async def test_with_enforcement_evict_a_pod_with_a_claim_is_evicted_too(server, kubeconfig, monkeypatch):
+    """The setting was accepted, and nobody was evicted."""
+    shorten_holdings(monkeypatch)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default", "uid": UID}}
+    server.put(pod)
+    async with node() as n:
+        process(n.root, 2, "0::/\n", "kthreadd")
+        process(n.root, 11, SCOPE, "python3")
+        (n.root / "var/log/pods" / f"default_p_{UID}").mkdir(parents=True)
+        uuid = use(n.root, {"pid": 11, "memory_bytes": 45 * GIB})
+        await n.kubelet.start()
+        text = EVICT.replace("enforcement: evict", "enforcement: evict, mode: dra")
+        text += f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\n"
+        await n.start_agent(n.configure(text), node_name="n1")
+        await n.kubelet.until(lambda: n.kubelet.dra.registered(DRIVER), 20)
+        await n.until(lambda: any(n.agent.offering.dra.current.devices()))
+        gpu = next(it for it in n.agent.offering.dra.current.devices() if it.gpu.uuid == uuid)
+        claim = server.put(claim_of("c", result(gpu, 40 << 10, "g"), pod="p"))
+        await n.kubelet.dra.prepare("p", [PodClaim("default", "c", claim["metadata"]["uid"], (DRIVER,))])
+        await server.until(lambda: server.find("pods", "p", "default") is None)
 
 
 @pytest.mark.parametrize(
