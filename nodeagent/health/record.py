@@ -100,9 +100,13 @@ class XidFault(msgspec.Struct, frozen=True):
 
 
 class MeasuredHold(msgspec.Struct, frozen=True, rename={"fault": "mark"}):
-    """An active fault of a GPU by its measured values."""
+    """An active fault of a GPU by its measured values. ``bad``, ``at`` and ``held_s`` are not used; earlier versions
+    of the file have them."""
 
     fault: FaultKey
+    bad: bool = True
+    at: float | None = None
+    held_s: float = 0.0
     detail: str = ""
     since: float | None = None
 
