@@ -45,14 +45,10 @@ check: $(VENV)/.ready  ## format, lint, types, import contracts
 demo: $(VENV)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real agent
 	$(BIN)/nodeagent demo $(ARGS)
 
-bench: $(VENV)/.ready  ## the benchmark table and bench.json; LLDP beside scapy, and on real veth pairs (root)
+bench: $(VENV)/.ready  ## what agent and controller cost: the table of the agent and bench.json, the fabric
 	$(BIN)/python hack/bench.py $(ARGS)
-	$(BIN)/python hack/bench_lldp.py
 	$(BIN)/python hack/bench_fabric.py $(if $(filter --quick,$(ARGS)),1000 10000)
 	$(BIN)/python hack/bench_controller.py $(if $(filter --quick,$(ARGS)),1000)
-	$(BIN)/python hack/bench_lldp_wire.py $(filter --quick,$(ARGS))
-	$(BIN)/python hack/bench_metrics.py $(filter --quick,$(ARGS))
-	$(BIN)/python hack/bench_scaling.py $(filter --quick,$(ARGS))
 	$(BIN)/python hack/bench_rails.py $(filter --quick,$(ARGS))
 
 site: .cache/site-venv  ## the documentation as a site in dist/site, offline after the first time

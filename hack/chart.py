@@ -23,7 +23,6 @@ import msgspec
 import yaml
 
 from nodeagent.agent_config import Config
-from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.in_force import needs_restart
 from nodeagent.config.reference import schema
 from nodeagent.config.setting import Settings
@@ -748,30 +747,14 @@ def checked(variable: str, value: str, file: str, kind: str, whose: str) -> str:
 def values_schema(written: str) -> str:
     """The schema of the values: what is written by hand, with the definitions of the two configurations."""
     definitions: Object = {}
-    for settings, kind in ((Config, "NodeAgentConfig"), (FabricConfig, "FabricConfig")):
+    for settings in (Config, FabricConfig):
         made = schema(settings, "")["$defs"]
         made[settings.__name__].pop("required", None)  # the templates add kind and version
-        for place in FORMER_KEYS[kind]:
-            _accept(made, settings.__name__, place.split("."))
         definitions |= made
     by_hand, _, _ = written.partition('\n  "$defs":')
     return (
         f'{by_hand}\n  "$defs": {json.dumps({name: _bare(one) for name, one in definitions.items()})}\n}}\n'
     )
-
-
-def _accept(definitions: Object, name: str, place: list[str]) -> None:
-    """Add the key of an earlier version at ``place``, as ``resources[gpu-mem].memoryLimits``: agents still read it."""
-    part = definitions[name]["properties"]
-    if len(place) == 1:
-        part[place[0]] = {}
-        return
-    key, _, kind = place[0].rstrip("]").partition("[")
-    below = part[key].get("items", part[key])
-    names = [one["$ref"].rpartition("/")[2] for one in below.get("anyOf", [below])]
-    for one in names:
-        if not kind or kind in definitions[one]["properties"]["kind"]["enum"]:
-            _accept(definitions, one, place[1:])
 
 
 def _bare(part: Any) -> Any:

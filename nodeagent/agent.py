@@ -290,7 +290,7 @@ class Agent:
             return None
         return FollowedConfiguration(
             self._config,
-            lambda remark: load(configuration_text(path), name=str(path), remark=remark),
+            lambda: load(configuration_text(path), name=str(path)),
             self._adopt,
             lambda: [path.parent],
         )

@@ -16,9 +16,8 @@ from nodeagent.cluster.cluster_settings import (
     nvsentinel_conflicts,
 )
 from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
-from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
-from nodeagent.config.settings_file import Built, Remark, entries, read_settings, section, unsaid
+from nodeagent.config.settings_file import Built, entries, read_settings, section
 from nodeagent.config.yaml_tree import YamlNode, locate
 from nodeagent.health.gpu_settings import (
     GpuAccountingSettings,
@@ -73,8 +72,6 @@ class Config(Settings, frozen=True, kw_only=True):
     """The configuration of one node's agent."""
 
     misplaced: ClassVar[Mapping[str, str]] = {
-        "gpuMemory": "it is an entry of resources: {kind: gpu-mem, mode: dra}",
-        "nics": "it is an entry of resources: {kind: vf, mode: dra}",
         "mode": "it is a setting of the entries of resources of kind gpu-mem, vf and mig",
     }
     api_version: Annotated[
@@ -177,16 +174,14 @@ def digest(config: Config) -> str:
     return blake2b(msgspec.json.encode(config), digest_size=16).hexdigest()
 
 
-def load(text: str, *, name: str, remark: Remark = unsaid) -> Config:
+def load(text: str, *, name: str) -> Config:
     """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
-    return _read(text, name, remark)[0]
+    return _read(text, name)[0]
 
 
-def check(
-    text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None, remark: Remark = unsaid
-) -> Config:
+def check(text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None) -> Config:
     """``load``, and check the size of the device lists on the given GPUs, or on assumed ones."""
-    config, root = _read(text, name, remark)
+    config, root = _read(text, name)
     faults = [
         ConfigFault(dotted(path), *locate(root, path), message)
         for (path, *_), message, _ in size_conflicts(config.resources, gpu_memories_mib)
@@ -196,9 +191,8 @@ def check(
     return config
 
 
-def _read(text: str, name: str, remark: Remark) -> tuple[Config, YamlNode]:
-    former = FORMER_KEYS["NodeAgentConfig"]
-    return read_settings(text, Config, name=name, former=former, remark=remark, conflicts=_conflicts)
+def _read(text: str, name: str) -> tuple[Config, YamlNode]:
+    return read_settings(text, Config, name=name, conflicts=_conflicts)
 
 
 def _conflicts(built: Built) -> Iterator[Conflict]:

@@ -15,9 +15,8 @@ from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflict
 from nodeagent.config import formats
 from nodeagent.config.faults import ConfigError, ConfigFault, Conflict
 from nodeagent.config.followed_configuration import configuration_text
-from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.setting import Settings, setting
-from nodeagent.config.settings_file import Remark, read_settings, unsaid
+from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
@@ -122,12 +121,9 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
     ] = False
 
 
-def load_fabric(text: str, *, name: str, remark: Remark = unsaid) -> FabricConfig:
+def load_fabric(text: str, *, name: str) -> FabricConfig:
     """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
-    former = FORMER_KEYS["FabricConfig"]
-    return read_settings(
-        text, FabricConfig, name=name, former=former, remark=remark, conflicts_of_valid=_conflicts
-    )[0]
+    return read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
 
 
 def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
@@ -152,7 +148,7 @@ def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
         yield conflict.below("web")
 
 
-def read_fabric(file: Path | None, remark: Remark = unsaid) -> tuple[FabricConfig, Topology]:
+def read_fabric(file: Path | None) -> tuple[FabricConfig, Topology]:
     """Read all files; the default without a file. Blocks. Raises ``ConfigError`` with all faults of a file."""
     if file is None:
         return FabricConfig(), NO_TOPOLOGY
@@ -161,19 +157,19 @@ def read_fabric(file: Path | None, remark: Remark = unsaid) -> tuple[FabricConfi
         path = file.parent / name
         return str(path), configuration_text(path)
 
-    return fabric_of(configuration_text(file), str(file), beside, remark)
+    return fabric_of(configuration_text(file), str(file), beside)
 
 
 def fabric_of(
-    text: str, name: str, beside: Callable[[str], tuple[str, str]], remark: Remark = unsaid
+    text: str, name: str, beside: Callable[[str], tuple[str, str]]
 ) -> tuple[FabricConfig, Topology]:
     """The configuration in a text, whose faults name it ``name``. ``beside`` returns the full name and the text of a
     file that it names. Raises ``ConfigError``, as ``beside`` may."""
-    config = load_fabric(text, name=name, remark=remark)
+    config = load_fabric(text, name=name)
     topology = NO_TOPOLOGY
     if config.topology is not None:
         path, content = beside(config.topology)
-        topology = load_topology(content, name=path, remark=remark)
+        topology = load_topology(content, name=path)
     if config.infiniband_cables is not None:
         path, content = beside(config.infiniband_cables)
         try:

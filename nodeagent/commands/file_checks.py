@@ -43,15 +43,13 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
         if meant is None:
             raise _of_another_kind(text, kind, str(path))
         kind = meant
-    notes: list[str] = []
     if kind == "FabricConfig":
-        config, topology = read_at_start(path, partial(read_fabric, path, notes.append))
+        config, topology = read_at_start(path, partial(read_fabric, path))
         named = [name for name in (config.topology, config.infiniband_cables) if name is not None]
-        content = ", ".join(["configuration of the controller", *named, *_counts(topology)])
-        return CheckedFile(content, tuple(notes))
+        return CheckedFile(", ".join(["configuration of the controller", *named, *_counts(topology)]))
     if kind == "FabricTopology":
-        topology = load_topology(text, name=str(path), remark=notes.append)
-        return CheckedFile(", ".join(["fabric topology", *_counts(topology)]), tuple(notes))
+        topology = load_topology(text, name=str(path))
+        return CheckedFile(", ".join(["fabric topology", *_counts(topology)]))
     if "apiVersion" not in document and kind is None and _is_plan(document):
         return _check_plan(document, str(path))
     from nodeagent.commands.scan import listing

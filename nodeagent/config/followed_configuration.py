@@ -18,7 +18,6 @@ from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.supervise import Fatal, either
 from nodeagent.config.faults import ConfigError, ConfigFault
-from nodeagent.config.settings_file import Remark
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class FollowedConfiguration(Generic[T]):
     def __init__(
         self,
         in_force: T,
-        read: Callable[[Remark], T],
+        read: Callable[[], T],
         adopt: Callable[[T], object],
         folders: Callable[[], Iterable[Path]],
     ) -> None:
@@ -65,7 +64,6 @@ class FollowedConfiguration(Generic[T]):
         self._in_force = in_force
         self._read, self._adopt, self._folders = read, adopt, folders
         self._reads = BoundedCalls("configuration", READ_S, self.reload)
-        self._remarked: set[str] = set()
         self._reload = asyncio.Event()
         self._logged: list[str] = []
 
@@ -88,11 +86,6 @@ class FollowedConfiguration(Generic[T]):
         except InotifyError as error:
             raise OSError(str(error)) from error
 
-    def _remark(self, sentence: str) -> None:
-        if sentence not in self._remarked:
-            self._remarked.add(sentence)
-            log.warning("%s", sentence)
-
     def _watch(self, watching: FolderWatch) -> None:
         for folder in self._folders():
             watching.add(folder, CONTENT)
@@ -100,7 +93,7 @@ class FollowedConfiguration(Generic[T]):
     async def _apply(self) -> None:
         lines: list[str] = []
         try:
-            read = await self._reads.run(self._read, self._remark)
+            read = await self._reads.run(self._read)
             if read != self._in_force:
                 self._adopt(read)
                 self._in_force = read

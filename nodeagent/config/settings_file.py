@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from nodeagent.config.faults import ConfigError, Conflict, FaultList, HaltError, Path, dotted
-from nodeagent.config.former_keys import FormerKeys
 from nodeagent.config.setting import Settings
 from nodeagent.config.validate import INVALID, fit
 from nodeagent.config.yaml_tree import NODES_MAX, YamlNode, locate, parse
@@ -16,12 +15,6 @@ from nodeagent.config.yaml_tree import NODES_MAX, YamlNode, locate, parse
 S = TypeVar("S", bound=Settings)
 Built = Mapping[str, Any]
 """The file's settings as builtins. Values that do not fit are left out, or ``INVALID`` within a list."""
-Remark = Callable[[str], object]
-"""Takes a sentence about a key of an earlier version."""
-
-
-def unsaid(_sentence: str) -> None:
-    """The ``Remark`` of a caller that says nothing: another reader of the same file does."""
 
 
 def read_settings(
@@ -29,21 +22,18 @@ def read_settings(
     type_: type[S],
     *,
     name: str,
-    former: FormerKeys,
-    remark: Remark = unsaid,
     conflicts: Callable[[Built], Iterable[Conflict]] = lambda _built: (),
     conflicts_of_valid: Callable[[S], Iterable[Conflict]] = lambda _settings: (),
     values_max: int = NODES_MAX,
 ) -> tuple[S, YamlNode]:
     """The settings in a file's text, and its tree. Raises ``ConfigError`` with all faults of the file.
 
-    ``conflicts`` also sees a file with faults; ``conflicts_of_valid`` sees a file without any. ``remark`` gets a
-    sentence about each of the ``former`` keys in a file without faults.
+    ``conflicts`` also sees a file with faults; ``conflicts_of_valid`` sees a file without any.
     """
     faults = FaultList()
     try:
         root = parse(text, faults, values_max=values_max)
-        built, remarks = fit(root, faults, type_, former)
+        built = fit(root, faults, type_)
         _add(conflicts(built), root, faults)
         if not faults:
             settings = msgspec.convert(built, type_)
@@ -52,8 +42,6 @@ def read_settings(
         raise ConfigError(name, faults) from None
     if faults:
         raise ConfigError(name, faults)
-    for sentence in remarks:
-        remark(sentence)
     return settings, root
 
 

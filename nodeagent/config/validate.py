@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from msgspec import inspect
 
-from nodeagent.config.faults import FaultList, Path, did_you_mean, dotted, quote
-from nodeagent.config.former_keys import FormerKey, FormerKeys
+from nodeagent.config.faults import FaultList, Path, did_you_mean, quote
 from nodeagent.config.setting import Settings
 from nodeagent.config.yaml_tree import EMPTY, YamlEntry, YamlNode, locate
 
@@ -59,10 +58,8 @@ def choices(type_: inspect.UnionType) -> tuple[list[inspect.Type], bool]:
     return kept, len(kept) < len(type_.types)
 
 
-def fit(
-    root: YamlNode, faults: FaultList, settings: type[Settings], former: FormerKeys
-) -> tuple[dict[str, Any], list[str]]:
-    """The builtins from which msgspec makes ``settings``, and a remark on each key of an earlier version.
+def fit(root: YamlNode, faults: FaultList, settings: type[Settings]) -> dict[str, Any]:
+    """The builtins from which msgspec makes ``settings``.
 
     A value that does not fit becomes a fault and is left out. A list keeps the places of its mappings: an invalid
     mapping is ``INVALID``.
@@ -72,17 +69,14 @@ def fit(
         if isinstance(root.value, str) and not root.quoted and root.value in NULLS:
             message = EMPTY
         faults.add((), (root.line, root.column), message)
-        return {}, []
-    validator = _Validator(faults, former)
-    built = validator.struct(root, struct_type(settings), ())
-    return built if isinstance(built, dict) else {}, validator.remarks
+        return {}
+    built = _Validator(faults).struct(root, struct_type(settings), ())
+    return built if isinstance(built, dict) else {}
 
 
 class _Validator:
-    def __init__(self, faults: FaultList, former: FormerKeys) -> None:
-        self._faults, self._former = faults, former
-        self._tags: dict[Path, str] = {}
-        self.remarks: list[str] = []
+    def __init__(self, faults: FaultList) -> None:
+        self._faults = faults
 
     def value(self, node: YamlNode, type_: inspect.Type, path: Path) -> Any:
         type_, extra = bare(type_)
@@ -115,7 +109,6 @@ class _Validator:
         if not isinstance(node.value, dict):
             self._refuse(node, "a mapping", path)
             return INVALID
-        self._tags[path] = str(type_.tag or "")
         known = {field.encode_name: field for field in type_.fields}
         built: dict[str, Any] = {}
         whole = True
@@ -124,25 +117,12 @@ class _Validator:
         for key, entry in node.value.items():
             if key == type_.tag_field:
                 continue
-            now, stated = key, entry.node
-            if key not in known and (former := self._former_key((*path, key))) is not None:
-                if (present := former.present(entry.node)) is None:
-                    wrong = f"must be {_one_of([*former.values])}, is {_named(stated)}; {former.remedy}"
-                    self._faults.add((*path, key), (stated.line, stated.column), wrong)
-                    continue
-                self.remarks.append(
-                    f"{dotted((*path, key))} (line {entry.line}) is a key of an earlier version, which the next "
-                    f"release refuses: {former.remedy}."
-                )
-                if former.now is None or former.now in node.value:
-                    continue
-                now, stated = former.now, present
-            if (field := known.get(now)) is None:
+            if (field := known.get(key)) is None:
                 self._unknown(type_, (*path, key), entry)
                 continue
-            value = self.value(stated, field.type, (*path, key))
+            value = self.value(entry.node, field.type, (*path, key))
             if value is not INVALID:
-                built[now] = value
+                built[key] = value
             else:
                 whole = whole and not field.required
         for key, field in known.items():
@@ -152,14 +132,6 @@ class _Validator:
                 self._faults.add((*path, key), locate(node, ()), f"is missing; it {wanted}")
                 whole = whole and not field.required
         return built if whole else INVALID
-
-    def _former_key(self, path: Path) -> FormerKey | None:
-        """The row of a key, found by its place with the kinds of entries instead of their indexes."""
-        place = "".join(
-            f"[{self._tags[path[: i + 1]]}]" if isinstance(part, int) else f".{part}"
-            for i, part in enumerate(path)
-        )
-        return self._former.get(place.removeprefix("."))
 
     def _unknown(self, type_: inspect.StructType, path: Path, entry: YamlEntry) -> None:
         names = [field.encode_name for field in type_.fields]

@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 
 from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, Path, did_you_mean, quote
-from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.setting import Settings, listed, setting
-from nodeagent.config.settings_file import Remark, read_settings, unsaid
+from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.known_neighbors import NO_NEIGHBORS, KnownNeighbors
 from nodeagent.fabric.switch_keys import address_key, chassis_key, full
 
@@ -100,14 +99,12 @@ class FabricTopology(Settings, frozen=True, kw_only=True):
     groups: Annotated[tuple[GroupEntry, ...], setting("Known leaf groups.", max_length=_MANY)] = ()
 
 
-def load_topology(text: str, *, name: str, remark: Remark = unsaid) -> Topology:
+def load_topology(text: str, *, name: str) -> Topology:
     """The topology in a file's text. Raises ``ConfigError`` with all faults of the file."""
     topology, _ = read_settings(
         text,
         FabricTopology,
         name=name,
-        former=FORMER_KEYS["FabricTopology"],
-        remark=remark,
         conflicts_of_valid=_conflicts,
         values_max=_VALUES_MAX,
     )

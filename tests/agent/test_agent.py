@@ -417,24 +417,6 @@ async def test_the_pages_of_the_web_server_show_the_state_of_the_agent() -> None
         assert openmetrics.endswith("# EOF\n")
 
 
-async def test_an_agent_starts_with_the_keys_of_an_earlier_version_and_warns_once_of_each(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    text = "kubelet: {registration: plugins_registry}\nresources:\n- {kind: gpu-mem, memoryLimits: false}\n"
-    async with node() as n:
-        await n.kubelet.start()
-        await n.start_agent(n.configure(text))
-        await n.allocatable(MEMORY, 158)
-        n.agent.reload()
-        await n.until(lambda: "memoryLimits" in caplog.text)
-    warned = [record.getMessage() for record in caplog.records if "earlier version" in record.getMessage()]
-    assert len(warned) == 2
-    assert warned[0].startswith("kubelet.registration (line ")
-    assert "remove the key" in warned[0]
-    assert warned[1].startswith("resources[0].memoryLimits (line ")
-    assert "enforcement: none" in warned[1]
-
-
 async def test_a_storm_of_changes_ends_in_the_last_state() -> None:
     async with node() as n:
         await n.kubelet.start()

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config import followed_configuration
-from nodeagent.config.settings_file import Remark
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import read_fabric
 from nodeagent.kube.access import Access
@@ -234,7 +233,7 @@ async def test_a_fault_that_stays_is_logged_once(
     file.write_text(HEAD)
     reads = 0
 
-    def read(_remark: Remark) -> str:
+    def read() -> str:
         nonlocal reads
         reads += 1
         raise OSError("the disk does not answer")

@@ -119,8 +119,9 @@ def test_an_unknown_key_does_not_hide_conflicts() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpuMemory: {mode: dra}\n", "unknown key; it is an entry of resources: {kind: gpu-mem, mode: dra}"),
-        ("nics: {mode: dra}\n", "unknown key; it is an entry of resources: {kind: vf, mode: dra}"),
+        ("stateDirectory: /var/lib/nodeagent\n", "unknown key; known here: "),
+        ("resources:\n- {kind: gpu-mem, memoryLimits: false}\n", "unknown key; known here: "),
+        ("kubelet: {registration: socket}\n", "unknown key; known here: "),
         (
             "mode: dra\n",
             "unknown key; it is a setting of the entries of resources of kind gpu-mem, vf and mig",

@@ -468,8 +468,6 @@ def test_each_default_and_each_overlay_fits_the_schema() -> None:
             {"config": yaml.safe_load(default_file())},
             {"config": {"expect": {}, "resourcePrefix": 100}},
             {"config": {"resources": [{"kind": "vf", "select": {"vendors": ["0403", 8086]}}]}},
-            {"config": {"stateDirectory": "/run/state", "kubelet": {"registration": "auto"}}},
-            {"config": {"resources": [{"kind": "gpu-mem", "memoryLimits": False}]}},
             {"controller": {"enabled": True, "fabric": to_builtins(FabricConfig(), str_keys=True)}},
             *OVERLAYS.values(),
         ):

@@ -569,7 +569,7 @@ async def test_one_port_received_on_two_links_is_a_remark_on_both(wire):
 
 
 async def test_a_flooded_link_does_not_delay_the_other_links_and_the_loop(wire):
-    """Different frames, valid and malformed, at full speed; bench_lldp_wire runs 10 s of this."""
+    """Different frames, valid and malformed, at full speed."""
     near, far = wire
     veth(near, "swp2", far, "b1")
     async with running(near, "swp*") as agent:

@@ -158,23 +158,20 @@ def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str
     Without a machine, or its GPUs, the length of the device lists is checked for eight GPUs of 80 GB, and a fault names
     this assumption. Raises ``ConfigError``.
     """
-    remarks: list[str] = []
     if root is None:
-        config = check_config(text, name=name, remark=remarks.append)
-        return config, (*remarks, *status_remarks(config.resources)), ()
+        config = check_config(text, name=name)
+        return config, tuple(status_remarks(config.resources)), ()
     view = asyncio.run(scan_once(load(text, name=name), root))
     silent = unanswered(view.snapshot.stale_sources)
     known = not any(entry.source == "gpus" for entry in silent)
     memories = [gpu.memory_mib for gpu in view.snapshot.gpus]
-    config = check_config(
-        text, name=name, gpu_memories_mib=memories if known else None, remark=remarks.append
-    )
+    config = check_config(text, name=name, gpu_memories_mib=memories if known else None)
     faults = [
         ConfigFault("resources", None, None, trouble.message) for trouble in view.troubles if trouble.fatal
     ]
     if faults:
         raise ConfigError(name, faults)
-    notes = (*remarks, *(trouble.message for trouble in view.troubles))
+    notes = tuple(trouble.message for trouble in view.troubles)
     return config, notes, tuple(sentences(silent))
 
 
