@@ -105,9 +105,9 @@ class CablingCheck:
             sorted((rail for rail, count in links.items() if MAJORITY * count > least), key=rail_order)
         )
 
-    def rails(self, group: SwitchGroup) -> frozenset[str]:
-        """The rails of the group's switches that serve one rail each."""
-        served = map(self.served, group.leaves)
+    def rails(self, switches: Iterable[str]) -> frozenset[str]:
+        """The rails of those switches that serve one rail each."""
+        served = map(self.served, switches)
         return frozenset([rails[0] for rails in served if len(rails) == 1])
 
     def rails_of(self, group: SwitchGroup, pattern: CablingPattern | None = None) -> GroupRails:
@@ -279,7 +279,7 @@ class CablingCheck:
             elif home is not None and home is not group:
                 # Without a switch of this rail in the node's group, the two groups may share this one, except where
                 # the topology file defines them.
-                if slot.rail in rails.switch or home.static:
+                if slot.rail in rails.switch or home.static or slot.rail in self._usual(group, rails):
                     foreign[i] = home
             elif key and not self._serves(key, slot.rail, rails):
                 wrong.append(i)
@@ -291,7 +291,7 @@ class CablingCheck:
             self._shifted.setdefault((rails, steps), []).append(node)
             return
         for i, home in foreign.items():
-            yield foreign_leaf(node, pattern, i, home, rails)
+            yield foreign_leaf(node, pattern, i, home, {**self._usual(group, rails), **rails.switch})
         for i in strange:
             yield foreign_switch(node, pattern, i, rails)
         for i in miscabled:
@@ -303,6 +303,12 @@ class CablingCheck:
             yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
         yield from self._wrong_rails(node, pattern, rails, wrong)
         yield from self._missing_rails(node, report, pattern, rails)
+
+    def _usual(self, group: SwitchGroup, rails: GroupRails) -> Mapping[str, str]:
+        """The switches by rail of the group's usual model; none for nodes that have half of them, as gateways with
+        rails of their own."""
+        usual = self.rails_of(group).switch
+        return usual if 2 * len(usual.keys() & rails.switch.keys()) > len(usual) else {}
 
     def _wrong_rails(
         self, node: str, pattern: CablingPattern, rails: GroupRails, wrong: Sequence[int]
@@ -448,12 +454,8 @@ class CablingCheck:
         """A group that falls into several parts, each with nodes, if exactly half is no majority."""
         if not group.tied or group.leafless:
             return
-        parts: list[frozenset[str]] = []
-        covered: set[str] = set()
-        for leaf in group.leaves:
-            if leaf not in covered:
-                parts.append(frozenset(self._votes.pairs.reach(leaf, strictly=True)[0]))
-                covered |= parts[-1]
+        strict = self._votes.pairs.strict_parts()
+        parts = {frozenset(strict[leaf]) for leaf in group.leaves}
         inhabited = sorted(min(part) for part in parts if _has_nodes(part, group.voters))
         if len(inhabited) > 1:
             message = (

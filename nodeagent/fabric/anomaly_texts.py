@@ -44,12 +44,15 @@ class GroupRails:
         self.order = sorted(switch, key=rail_order)
 
 
-def foreign_leaf(node: str, pattern: CablingPattern, i: int, home: SwitchGroup, rails: GroupRails) -> Anomaly:
+def foreign_leaf(
+    node: str, pattern: CablingPattern, i: int, home: SwitchGroup, switches: Mapping[str, str]
+) -> Anomaly:
+    """``switches`` are those of the node's own group by rail."""
     slot, key = pattern.shape[i], pattern.keys[i]
     link = shown(slot.link)
     message = (
         f"{link} of {node} is cabled to {key}, a switch of another leaf group ({home.anchor}): move this cable to "
-        f"{rails.switch.get(slot.rail, 'a switch of its own group')}, or the node's other cables to that group"
+        f"{switches.get(slot.rail, 'a switch of its own group')}, or the node's other cables to that group"
     )
     return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
 
@@ -59,7 +62,8 @@ def foreign_switch(node: str, pattern: CablingPattern, i: int, rails: GroupRails
     link = shown(slot.link)
     message = (
         f"{link} of {node} is cabled to {key}, which is no leaf switch of its group: all other cables of the nodes at "
-        f"{key} go to the same switches as those of the group: move this cable to {rails.switch[slot.rail]}"
+        f"{key} go to the same switches as those of the group: move this cable to "
+        f"{rails.switch.get(slot.rail, 'a switch of its own group')}"
     )
     return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
 

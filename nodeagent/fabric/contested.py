@@ -8,9 +8,9 @@ decides:
   of them this port, and some of them have another switch in common with the node, or the switch is published where the
   node is. For the first one expired links of published nodes count too: it may be the first to hear a switch again.
 * A chassis ID keeps the name under which most nodes report it. One node gives it no other name, and no few nodes the
-  name of a switch that more nodes report with another chassis ID. A node could otherwise join two units, or leave its
-  own. Where a chassis ID is a factory default of several switches, each with two nodes or more, names decide
-  (``switch_names``).
+  name of a switch that more nodes report with another chassis ID. Of two names that one node gives it each, it keeps
+  the one that is not another switch's. A node could otherwise join two units, or leave its own. Where a chassis ID is a
+  factory default of several switches, each with two nodes or more, names decide (``switch_names``).
 """
 
 from __future__ import annotations
@@ -172,14 +172,27 @@ class _Evidence:
         nodes = {name: len(self.nodes.get((chassis, name), ())) for name in claims}
         several = [name for name, count in claims.items() if count > 1]
         owner = max(several, key=lambda name: (nodes[name], name), default="")
+        of_another = {name for name, count in claims.items() if self._nodes_of_another(chassis, name) > count}
+        if not owner and len(claims.keys() - of_another) == 1:
+            (owner,) = claims.keys() - of_another
+        if not owner and of_another == claims.keys():
+            for name in claims:  # one report with the names of several others for a chassis ID that is none's
+                others = (named for named in self.of_name[name] if named[0] != chassis)
+                most = max(others, key=lambda named: (len(self.nodes.get(named, ())), named))
+                yield (chassis, name), (self.slots[most], True)
+            return
         for name, count in claims.items():
-            if name == owner or count >= nodes.get(owner, 0):
+            is_other = name in of_another
+            if name == owner or (count >= nodes.get(owner, 0) and not (is_other and claims.get(owner) == 1)):
                 continue
-            others = (self.nodes.get(named, ()) for named in self.of_name[name] if named[0] != chassis)
-            is_other = max(map(len, others), default=0) > count
             if is_other or (count == 1 and not self._is_default(chassis, several)):
                 told = is_other or self._is_default(chassis, claims)
                 yield (chassis, name), (self.slots[chassis, owner], told)
+
+    def _nodes_of_another(self, chassis: str, name: str) -> int:
+        """The most nodes that report another chassis ID with this name."""
+        others = (self.nodes.get(named, ()) for named in self.of_name[name] if named[0] != chassis)
+        return max(map(len, others), default=0)
 
     def _is_default(self, chassis: str, names: Collection[str]) -> bool:
         return len(names) > 2 or overlap([self.ports.get((chassis, name), set()) for name in names])

@@ -1,17 +1,26 @@
 """Which switches belong together: the join rule, and the groups that it makes.
 
-* Two switches are joined when at least half of the members that decide on them have both. A member decides if it has
-  one of the two, and a neighbor on a rail that the other one serves. So a cable that is not there yet is no evidence,
-  and a unit that is half cabled is one group. Chains of joined switches are one group. A member is a node with its
-  leaf switches, or in a higher tier a group with its uplinks.
-* Exactly half supports both answers. The published tree decides then; without one, the switches are joined.
+* A member is a node with its leaf switches, or in a higher tier a group with its uplinks. It decides on two switches if
+  it has one of them, and a neighbor on a rail that the other one serves. So a cable that is not there yet is no
+  evidence, and a unit that is half cabled is one group.
+* Two parts, sets of switches, are joined if more than half of all decisions on their pairs are for it, and if two
+  members at least have switches of both. Whatever one member says, the others decide. One member joins what nobody else
+  has: its own switches to those of others, but not these to a third part.
+* The parts that reports alone leave are whole from then on, and the published tree joins them: those of one object,
+  unless most decisions are against it. It is the object that lists most of a part. So what is published stays so, and a
+  plan from the tree of this plan makes the same groups.
+* Exactly half supports both answers. Parts of two objects stay apart then, and a part that no object lists joins the
+  one that has most of its members.
 * Nodes with identical cabling are counted together, so that a sum over 100,000 nodes is one over a few thousand
-  patterns.
+  patterns. Switches with the same members are joined without counting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, combinations, product
+from typing import NamedTuple
 
 from nodeagent.fabric.reports import CompactReport, Shape
 
@@ -81,12 +90,12 @@ class SwitchGraph:
     """
 
     def __init__(
-        self, apart: Callable[[str, str], bool], static: Mapping[str, tuple[str, ...]] | None = None
+        self, homes: Mapping[str, str] | None = None, static: Mapping[str, tuple[str, ...]] | None = None
     ) -> None:
-        """``apart``: two switches are published in different objects. ``static``: the switches of each group of
-        the topology file.
+        """``homes`` is the published object that lists a switch. ``static``: the switches of each group of the
+        topology file.
         """
-        self._apart = apart
+        self.homes = homes or {}
         self.static = {leaf: leaves for leaves in (static or {}).values() for leaf in leaves}
         self._degree: dict[str, int] = {}
         self._common: dict[str, dict[str, int]] = {}
@@ -95,11 +104,21 @@ class SwitchGraph:
         self._deciding: dict[str, dict[frozenset[str], int]] = {}
         self._served: dict[str, frozenset[str]] = {}
         self._left_out: frozenset[str] = frozenset()
+        self._further: dict[tuple[str, str], int] = {}
+        """The links of a rail to a switch beside the first one of each member."""
+        self.rows: list[tuple[Sequence[str], frozenset[str], int]] = []
+        """The switch of each link of a member, the rails that it reaches, and how many members have this cabling."""
+        self._rail_sets: dict[frozenset[str], frozenset[str]] = {}
+        self._at_odd_rails: dict[tuple[str, str], int] | None = None
+        self._strict: dict[str, tuple[str, ...]] = {}
         self.rails: dict[str, dict[str, int]] = {}
         self.of: dict[str, SwitchGroup] = {}
 
     def __contains__(self, leaf: str) -> bool:
         return leaf in self._degree
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._degree)
 
     def add(self, leaves: tuple[str, ...], members: int, links: Iterable[tuple[str, str]] = ()) -> None:
         """Count members that have exactly these switches. ``links`` are the switch and the rail of each link.
@@ -111,19 +130,27 @@ class SwitchGraph:
         for leaf, rail in cabled:
             counts = self.rails.setdefault(leaf, {})
             counts[rail] = counts.get(rail, 0) + members
-        known = frozenset(rail for _, rail in cabled)
+        row: Sequence[str] = leaves
+        if len(cabled) > len(leaves):
+            row = [leaf for leaf, _ in cabled]
+            for (leaf, rail), count in Counter(cabled).items():
+                if count > 1:
+                    self._further[leaf, rail] = self._further.get((leaf, rail), 0) + (count - 1) * members
+        known = frozenset([rail for _, rail in cabled])
+        known = self._rail_sets.setdefault(known, known)
+        self.rows.append((row, known, members))
         for leaf in leaves:
             reached = self._reached.setdefault(leaf, {})
             reached[known] = reached.get(known, 0) + members
             degree[leaf] = degree.get(leaf, 0) + members
-            row = common.get(leaf)
-            if row is None:
-                row = common[leaf] = dict.fromkeys(leaves, members)
-                del row[leaf]
+            near = common.get(leaf)
+            if near is None:
+                near = common[leaf] = dict.fromkeys(leaves, members)
+                del near[leaf]
                 continue
             for other in leaves:
                 if other != leaf:
-                    row[other] = row.get(other, 0) + members
+                    near[other] = near.get(other, 0) + members
 
     def leave_out(self, leaves: Collection[str]) -> None:
         """Let these switches join nothing. They are in no group."""
@@ -132,13 +159,91 @@ class SwitchGraph:
     def form_groups(self) -> list[SwitchGroup]:
         """Group all switches; the groups are sorted by their switches."""
         groups = []
-        for leaf in sorted(self._degree):
-            if leaf not in self.of and leaf not in self._left_out:
-                leaves, tied = self.reach(leaf)
-                group = SwitchGroup(leaves, tied=tied)
-                self.of.update(dict.fromkeys(leaves, group))
-                groups.append(group)
+        for formed in self._form_parts():
+            groups.append(SwitchGroup(formed.leaves, tied=formed.tied))
+            self.of.update(dict.fromkeys(formed.leaves, groups[-1]))
+            for part in formed.strict:
+                self._strict.update(dict.fromkeys(part, part))
         return groups
+
+    def strict_parts(self) -> Mapping[str, tuple[str, ...]]:
+        """The switches of each switch's group, sorted, if exactly half were not enough."""
+        return self._strict
+
+    def _form_parts(self) -> list[_Group]:
+        degree, static, left_out = self._degree, self.static, self._left_out
+        done: set[str] = set()
+        groups: list[_Group] = []
+        islands: list[tuple[str, ...]] = []
+        whole: list[tuple[str, ...]] = []
+        for leaf in sorted(degree):
+            if leaf in done or leaf in left_out:
+                continue
+            if leaf in static:
+                island = tuple(sorted(other for other in static[leaf] if other in degree))
+                groups.append(_Group(island, (island,), tied=False))
+                done.update(island)
+                continue
+            mine, row = degree[leaf], self._common[leaf]
+            others = row.keys() - static.keys() - left_out if static or left_out else row.keys()
+            same = [other for other in others if row[other] == mine == degree[other]]
+            island = tuple(sorted((leaf, *same)))
+            done.update(island)
+            (whole if len(same) == len(others) else islands).append(island)
+        divided = self._divided(whole, islands)
+        islands += (island for island in whole if island in divided)
+        groups += (_Group(island, (island,), tied=False) for island in whole if island not in divided)
+        if islands:
+            groups += _Joins(self, islands).groups()
+        groups.sort(key=lambda group: group.leaves)
+        return groups
+
+    def _divided(self, *islands: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
+        """Islands that are published together with others."""
+        first: dict[str, tuple[str, ...]] = {}
+        divided: set[tuple[str, ...]] = set()
+        if not self.homes:
+            return divided
+        for island in chain.from_iterable(islands):
+            for leaf in island:
+                home = self.homes.get(leaf)
+                if home is not None and (other := first.setdefault(home, island)) is not island:
+                    divided.update((island, other))
+        return divided
+
+    def common(self, leaf: str) -> Mapping[str, int]:
+        """The number of members that a switch has in common with each other switch."""
+        return self._common[leaf]
+
+    def reached(self, leaf: str) -> Mapping[frozenset[str], int]:
+        """The members of a switch by the rails that they reach; an empty set: every rail."""
+        return self._reached[leaf]
+
+    def degree(self, leaf: str) -> int:
+        """The number of members of a switch."""
+        return self._degree.get(leaf, 0)
+
+    def inhabited(self, parts: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+        """Those of these parts that have most links of some member."""
+        part_of = {leaf: part for part in parts for leaf in part} | self.static
+        weight = {part: sum(map(self.degree, part)) for part in set(part_of.values())}
+        found: set[tuple[str, ...]] = set()
+        for row, _, _ in self.rows:
+            places = {part_of[leaf] for leaf in row if leaf in part_of}
+            if len(places) > 1:
+                votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
+                places = {min(votes, key=lambda part: (-votes[part], -weight[part], part))}
+            found |= places
+        return found
+
+    def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
+        """The members of these switches, those with identical cabling once, by number."""
+        found: dict[str, set[int]] = {leaf: set() for leaf in leaves}
+        for i, (row, _, _) in enumerate(self.rows):
+            for leaf in row:
+                if leaf in found:
+                    found[leaf].add(i)
+        return found
 
     def merge(self, groups: Collection[SwitchGroup]) -> SwitchGroup:
         """Make one group of several."""
@@ -153,120 +258,281 @@ class SwitchGraph:
     def overlap(self, leaf: str, other: str) -> tuple[int, int]:
         """How many members have both switches, and how many decide on this pair."""
         both = self._common.get(leaf, {}).get(other, 0)
-        return both, max(both, self._decide(leaf, other) + self._decide(other, leaf) - both)
+        return both, self.decide(leaf, other) + self.decide(other, leaf) - both
 
-    def reach(self, start: str, *, strictly: bool = False) -> tuple[tuple[str, ...], bool]:
-        """All switches that chains of joins reach, sorted, and whether one of these joins is exactly half.
-
-        ``strictly`` leaves out joins of exactly half.
-        """
-        reached, todo, tied = {start}, [start], False
-        common, degree, static, left_out = self._common, self._degree, self.static, self._left_out
-        while todo:
-            leaf = todo.pop()
-            if leaf in static:
-                todo += (other for other in static[leaf] if other in degree and other not in reached)
-                reached.update(todo)
-                continue
-            mine = degree[leaf]
-            for other, shared in common[leaf].items():
-                if other in reached or other in static or other in left_out:
-                    continue
-                if not shared == mine == degree[other]:
-                    both, deciding = self.overlap(leaf, other)
-                    surplus = 2 * both - deciding
-                    if surplus < 0:
-                        continue
-                    if surplus == 0:
-                        if strictly or self._apart(leaf, other):
-                            continue
-                        tied = True
-                reached.add(other)
-                todo.append(other)
-        return tuple(sorted(reached)), tied
-
-    def find_shared(self) -> dict[str, tuple[str, str]]:
-        """The switches that several leaf groups share, such as those of a storage network or of an upper tier.
-
-        With each, two switches that serve one rail for different members, and have most of their members in common
-        with it. If most of the other switches are common to both too, the rail is divided, and nothing is shared.
-        """
-        shared: dict[str, tuple[str, str]] = {}
-        served = {leaf: self._rails_of(leaf) for leaf in self._common}
-        for leaf, row in self._common.items():
-            union: set[str] = set()
-            for other in row:
-                if not union.isdisjoint(served[other]):
-                    if leaf not in self.static and (pair := self._shared_by(leaf)):
-                        shared[leaf] = pair
-                    break
-                union |= served[other]
-        return shared
-
-    def _shared_by(self, leaf: str) -> tuple[str, str] | None:
-        """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
-
-        The second one needs two members, since one may be a wrong cable, or two thirds of three.
-        """
-        by_rail: dict[str, list[tuple[int, str]]] = {}
-        for other, both in self._common[leaf].items():
-            if self._covers(leaf, other):
-                for rail in self._rails_of(other):
-                    by_rail.setdefault(rail, []).append((-both, other))
-        pairs: list[tuple[int, str, str]] = []
-        for others in by_rail.values():
-            others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
-            first, most = others[0]
-            for both, other in others[1:]:
-                common, deciding = self.overlap(most, other)
-                if 2 * common >= deciding or (MAJORITY * both > first and self._has_few_rails(other, most)):
-                    continue
-                if both < -1 or first >= -2:
-                    pairs.append((both, most, other))
-                break
-        if not pairs:
-            return None
-        both, one, another = min(pairs)
-        around = self._common[one].keys() & self._common[another].keys()
-        sharing = {other for other in around if self._covers(other, one) and self._covers(other, another)}
-        own = 1 + max(self._count_joined(one, sharing), self._count_joined(another, sharing))
-        alone = both == -1 and self._common[leaf][one] == 1
-        return (one, another) if len(sharing) <= (own - 1 if alone else 2 * own) else None
-
-    def _has_few_rails(self, leaf: str, other: str) -> bool:
-        """Whether the members have less than half of the other's rails, as gateways beside nodes with eight NICs: their
-        rails need not have the same numbers."""
-        rails, others = (max(map(len, self._reached[one])) for one in (leaf, other))
-        return 2 * rails < others
-
-    def _count_joined(self, leaf: str, except_for: Collection[str]) -> int:
-        pairs = (self.overlap(leaf, other) for other in self._common[leaf].keys() - except_for)
-        return sum(2 * both >= deciding for both, deciding in pairs)
-
-    def _covers(self, leaf: str, other: str) -> bool:
-        """Of the members of ``other`` that decide, more than half have ``leaf`` too."""
-        return 2 * self._common[leaf].get(other, 0) > self._decide(other, leaf)
-
-    def _decide(self, leaf: str, other: str) -> int:
-        """How many members of ``leaf`` have a neighbor on a rail of ``other``."""
-        served = self._rails_of(other)
-        counts = self._deciding.setdefault(leaf, {})
+    def decide(self, leaf: str, other: str) -> int:
+        """How many members of ``leaf`` have ``other`` too, or a neighbor on a rail of it."""
+        served = self._served.get(other)
+        if served is None:
+            served = self.rails_of(other)
+        counts = self._deciding.get(leaf)
+        if counts is None:
+            counts = self._deciding[leaf] = {}
         if (count := counts.get(served)) is None:
             count = counts[served] = sum(
                 members
                 for known, members in self._reached.get(leaf, {}).items()
                 if not known or not served or not known.isdisjoint(served)
             )
-        return count
+        odd = self._at_odd_rails
+        if odd is None:
+            odd = self._find_at_odd_rails()
+        return count + odd.get((leaf, other), 0) if odd else count
 
-    def _rails_of(self, leaf: str) -> frozenset[str]:
+    def _find_at_odd_rails(self) -> dict[tuple[str, str], int]:
+        """How many members of the first switch have the second one too, and reach none of its rails."""
+        odd = {
+            (leaf, known)
+            for leaf, reached in self._reached.items()
+            if (served := self.rails_of(leaf))
+            for known in reached
+            if known and known.isdisjoint(served)
+        }
+        found = self._at_odd_rails = {}
+        sets = {known for _, known in odd}
+        for row, known, members in self.rows if odd else ():
+            if known in sets:
+                leaves = set(row)
+                for other in leaves:
+                    if (other, known) in odd:
+                        for leaf in leaves - {other}:
+                            found[leaf, other] = found.get((leaf, other), 0) + members
+        return found
+
+    def members_on(self, leaf: str, rail: str) -> int:
+        """How many members have a link of this rail to a switch."""
+        return self.rails[leaf].get(rail, 0) - self._further.get((leaf, rail), 0)
+
+    def rails_of(self, leaf: str) -> frozenset[str]:
         """The rails that a switch serves; none: every rail."""
         served = self._served.get(leaf)
         if served is None:
-            counts = self.rails.get(leaf, {})
-            least = max(counts.values(), default=0) / MAJORITY
-            served = self._served[leaf] = frozenset(rail for rail, count in counts.items() if count > least)
+            rails = self.rails.get(leaf, {})
+            if len(rails) > 1:
+                counts = {rail: self.members_on(leaf, rail) for rail in rails}
+                least = max(counts.values()) / MAJORITY
+                rails = {rail: count for rail, count in counts.items() if count > least}
+            served = self._served[leaf] = frozenset(rails)
         return served
+
+
+class _Group(NamedTuple):
+    """Switches of a group, sorted; ``strict`` are its parts if exactly half were not enough."""
+
+    leaves: tuple[str, ...]
+    strict: tuple[tuple[str, ...], ...]
+    tied: bool
+
+
+class _Joins:
+    """Joins islands: switches with the same members, which other members have in common with further switches.
+
+    Reports alone join the parts. Published objects and decisions of exactly half then join whole parts, each of which
+    keeps to one object, so that a plan from the tree of this plan makes the same groups.
+    """
+
+    def __init__(self, graph: SwitchGraph, islands: Sequence[tuple[str, ...]]) -> None:
+        self._graph, self._islands = graph, islands
+        self._tallies: dict[tuple[int, int], tuple[int, int]] = {}
+        self._witnesses: dict[str, set[int]] | None = None
+        self._near = self._neighbors()
+        self._degrees = [graph.degree(island[0]) for island in islands]
+
+    def groups(self) -> list[_Group]:
+        parts = self._by_reports()
+        has_nodes = self._graph.inhabited(map(self._leaves, parts))
+        inhabited = [self._leaves(part) in has_nodes for part in parts]
+        home = [self._home(part) for part in parts]
+        strict, tied = _Union(len(parts)), _Union(len(parts))
+        together: dict[str, list[int]] = {}
+        for i, name in enumerate(home):
+            if name:
+                together.setdefault(name, []).append(i)
+        near = self._near_parts(parts)
+        for i, j in chain.from_iterable(combinations(found, 2) for found in together.values()):
+            if not (inhabited[i] or inhabited[j]):
+                continue  # their object lists them as switches without nodes, which joined they might not be
+            if j not in near[i]:
+                if not self._are_apart(parts[i], parts[j]):
+                    strict.join(i, j)
+                    tied.join(i, j)
+                continue
+            surplus, votes = self._tally(parts[i], parts[j])
+            if surplus > 0 or surplus == votes == 0:
+                strict.join(i, j)
+            if surplus >= 0:
+                tied.join(i, j)
+        self._follow(parts, inhabited, home, near, tied)
+        groups: list[_Group] = []
+        for group in tied.sets(range(len(parts))):
+            inner = [self._leaves(chain.from_iterable(parts[i] for i in part)) for part in strict.sets(group)]
+            groups.append(
+                _Group(tuple(sorted(chain.from_iterable(inner))), tuple(inner), tied=len(inner) > 1)
+            )
+        return groups
+
+    def _by_reports(self) -> list[list[int]]:
+        """Join what most decisions are for, the clearest majority first. Switches of one member come last: however many
+        it names, they join what others have joined.
+
+        A join that is refused is tried again when others have been made.
+        """
+        part_of = [[i] for i in range(len(self._islands))]
+        found: list[tuple[bool, float, int, int, int]] = []
+        for i, near in enumerate(self._near):
+            for j in near:
+                surplus, votes = self._pair(i, j) if j > i else (-1, 0)
+                if surplus >= 0:
+                    alone = self._degrees[i] == 1 or self._degrees[j] == 1
+                    found.append((alone, surplus / (surplus - 2 * votes), -surplus, i, j))
+        found.sort()
+        for alone in (False, True):
+            todo, count = [(i, j) for one, *_, i, j in found if one == alone], -1
+            while len(todo) != count:
+                count, rest = len(todo), []
+                for i, j in todo:
+                    one, other = part_of[i], part_of[j]
+                    if one is other:
+                        continue
+                    if self._tally(one, other)[0] > 0 and self._are_witnessed(one, other):
+                        one += other
+                        for k in other:
+                            part_of[k] = one
+                    else:
+                        rest.append((i, j))
+                todo = rest
+        return list({id(part): part for part in part_of}.values())
+
+    def _follow(
+        self,
+        parts: Sequence[list[int]],
+        inhabited: Sequence[bool],
+        home: Sequence[str],
+        near: Sequence[set[int]],
+        joined: _Union,
+    ) -> None:
+        """Join each part that no object lists to one with nodes, if exactly half of the decisions are for it, and fewer
+        for each other one. Of two parts with nodes, the other one is published, or larger: no two that are published
+        are joined. Of several parts with nodes that would join one, the one with most decisions for it does, or none:
+        nothing says that the others belong to it."""
+        weight = [sum(self._graph.degree(leaf) for i in part for leaf in self._islands[i]) for part in parts]
+        joins: dict[int, list[tuple[int, int]]] = {}
+        for place, part in enumerate(parts):
+            if home[place]:
+                continue
+            found: list[tuple[int, int]] = []
+            for other in sorted(near[place]):
+                larger = (weight[other], -other) > (weight[place], -place)
+                if not inhabited[other] or (inhabited[place] and not (home[other] or larger)):
+                    continue
+                surplus, votes = self._tally(part, parts[other])
+                if surplus == 0 < votes and self._are_witnessed(part, parts[other]):
+                    found.append((-votes, other))
+            found.sort()
+            if found and found[0][0] < min((votes for votes, _ in found[1:]), default=0):
+                votes, other = found[0]
+                if inhabited[place]:
+                    joins.setdefault(other, []).append((votes, place))
+                else:
+                    joined.join(place, other)
+        for other, following in joins.items():
+            following.sort()
+            if len(following) == 1 or following[0][0] < following[1][0]:
+                joined.join(following[0][1], other)
+
+    def _neighbors(self) -> list[set[int]]:
+        """The islands that share members with each one."""
+        at = {leaf: i for i, island in enumerate(self._islands) for leaf in island}
+        return [
+            {at[leaf] for leaf in self._graph.common(island[0]) if leaf in at} - {i}
+            for i, island in enumerate(self._islands)
+        ]
+
+    def _near_parts(self, parts: Sequence[list[int]]) -> list[set[int]]:
+        """The parts that share members with each one."""
+        at = {i: place for place, part in enumerate(parts) for i in part}
+        return [{at[j] for i in part for j in self._near[i]} - {place} for place, part in enumerate(parts)]
+
+    def _are_apart(self, one: Collection[int], other: Collection[int]) -> bool:
+        """Of two parts without common members, some member decides against a join."""
+        islands = self._islands
+        return any(
+            self._graph.overlap(leaf, another)[1]
+            for i, j in product(one, other)
+            for leaf, another in product(islands[i], islands[j])
+        )
+
+    def _leaves(self, islands: Iterable[int]) -> tuple[str, ...]:
+        return tuple(sorted(leaf for i in islands for leaf in self._islands[i]))
+
+    def _pair(self, i: int, j: int) -> tuple[int, int]:
+        """Of the decisions on all pairs of switches of two islands, how many more are for a join than against it, and
+        how many are for it."""
+        known = self._tallies.get((i, j))
+        if known is None:
+            surplus = votes = 0
+            for one in self._islands[i]:
+                for other in self._islands[j]:
+                    both, deciding = self._graph.overlap(one, other)
+                    surplus += 2 * both - deciding
+                    votes += both
+            known = self._tallies[i, j] = self._tallies[j, i] = surplus, votes
+        return known
+
+    def _tally(self, one: Collection[int], other: Collection[int]) -> tuple[int, int]:
+        """The same of two parts."""
+        tallies = [self._pair(i, j) for i in one for j in other]
+        return sum(tally[0] for tally in tallies), sum(tally[1] for tally in tallies)
+
+    def _are_witnessed(self, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Two members have switches of both; or one member, and nobody else has any of one side."""
+        if any(len(part) == 1 and self._degrees[part[0]] == 1 for part in (one, other)):
+            return True
+        for i in one:
+            common = self._graph.common(self._islands[i][0])
+            if any(common.get(self._islands[j][0], 0) > 1 for j in other):
+                return True
+        if self._witnesses is None:
+            self._witnesses = self._graph.witnesses([island[0] for island in self._islands])
+        members, others = (
+            set[int]().union(*(self._witnesses[self._islands[i][0]] for i in part)) for part in (one, other)
+        )
+        return len(members & others) > 1
+
+    def _home(self, part: Iterable[int]) -> str:
+        """The published object that lists most of a part, by links: one, so that no part joins those of two objects.
+
+        Switches of one member count only where there are no others.
+        """
+        homes, weight = self._graph.homes, defaultdict[str, list[int]](lambda: [0, 0])
+        for i in part:
+            for leaf in self._islands[i]:
+                if (home := homes.get(leaf)) is not None:
+                    weight[home][0] += self._degrees[i] - 1
+                    weight[home][1] += 1
+        return min(weight, key=lambda home: ([-count for count in weight[home]], home), default="")
+
+
+class _Union:
+    """Disjoint sets of numbers."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def join(self, i: int, j: int) -> None:
+        i, j = sorted((self._root(i), self._root(j)))
+        self._parent[j] = i
+
+    def sets(self, numbers: Iterable[int]) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for i in numbers:
+            found.setdefault(self._root(i), []).append(i)
+        return list(found.values())
+
+    def _root(self, i: int) -> int:
+        while (parent := self._parent[i]) != i:
+            self._parent[i] = i = self._parent[parent]
+        return i
 
 
 def count_votes(
@@ -280,8 +546,13 @@ def count_votes(
     for key in keys:
         if key and (group := group_of.get(key)) is not None:
             votes[group] = votes.get(group, 0) + 1
+    return votes, best_of(votes, weight)
+
+
+def best_of(votes: Mapping[SwitchGroup, int], weight: Callable[[SwitchGroup], int]) -> SwitchGroup | None:
+    """The group with most votes; of equal ones as ``count_votes`` has it."""
     if len(votes) < 2:
-        return votes, next(iter(votes), None)
+        return next(iter(votes), None)
     most = max(votes.values())
     equals = [group for group, count in votes.items() if count == most]
-    return votes, min(equals, key=lambda group: (-weight(group), group.anchor))
+    return min(equals, key=lambda group: (-weight(group), group.anchor))

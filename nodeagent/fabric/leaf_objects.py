@@ -1,13 +1,14 @@
 """The objects of leaf groups: their nodes, their NVLink domains, and their annotations.
 
-Annotations gain every reported switch. A switch that no report mentions any more stays listed while a node of the
-object has a link without a neighbor.
+Annotations gain every switch that two of the nodes report; one is enough in a group of two. A switch that no report
+mentions any more stays listed while a node of the object has a link without a neighbor.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain, islice
 
 from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.fabric_settings import FabricRules
@@ -28,6 +29,9 @@ from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.nvlink_tier import NvlinkTier
 from nodeagent.fabric.published import parse_aliases
 from nodeagent.fabric.votes import LinkVotes
+
+CONFIRMED_FROM = 3
+"""A group of so many nodes lists a switch when two of them report it: one may say anything."""
 
 
 class LeafObjects:
@@ -90,8 +94,13 @@ class LeafObjects:
     def _annotations(self, group: SwitchGroup | None, old: HyperNode | None, members: set[str]) -> Texts:
         if group is None:
             return () if old is None else old.annotations
-        switches = self._cabling.switches(group)
-        rails = len(self._cabling.rails(group))
+        listed = () if old is None else old.switches
+        switches = {
+            leaf
+            for leaf in self._cabling.switches(group)
+            if leaf in listed or self._is_confirmed(leaf, members)
+        }
+        rails = len(self._cabling.rails(switches.intersection(group.leaves)))
         if old is not None:
             lost = [leaf for leaf in old.switches if leaf not in switches and not self._is_elsewhere(leaf)]
             before = old.note(RAILS)
@@ -103,6 +112,13 @@ class LeafObjects:
         if rails > 1:
             texts[RAILS] = str(rails)
         return tuple(sorted((key, text) for key, text in texts.items() if text))
+
+    def _is_confirmed(self, leaf: str, members: Collection[str]) -> bool:
+        """Two of the members report the switch. One is enough among two, and for a switch of the topology file."""
+        if len(members) < CONFIRMED_FROM or leaf in self._votes.pairs.static:
+            return True
+        nodes = chain.from_iterable(pattern.nodes for pattern in self._votes.at(leaf))
+        return len(list(islice((node for node in nodes if node in members), 2))) > 1
 
     def _is_elsewhere(self, leaf: str) -> bool:
         """Reports mention the switch, and it counts for a group with nodes, or is foreign."""

@@ -113,6 +113,7 @@ def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: fl
         levels.is_taken,
         memory.tiers,
         now,
+        votes.pairs.degree,
     )
     outcome = make_outcome(
         rules, levels, foreign, votes.names, desired, nodes, cabling, nvlink, leaves, tiers, now

@@ -24,7 +24,6 @@ class PublishedMembers:
     def __init__(self, objects: Iterable[tuple[str, tuple[str, ...]]]) -> None:
         self.placed: dict[str, str] = {}
         self.size: dict[str, int] = {}
-        self._several: dict[str, set[str]] = {}
         for name, members in sorted(objects):
             if not members:
                 continue
@@ -33,16 +32,7 @@ class PublishedMembers:
                 self.placed.update(dict.fromkeys(members, name))
                 continue
             for member in members:
-                first = self.placed.setdefault(member, name)
-                if first != name:
-                    self._several.setdefault(member, {first}).add(name)
-
-    def apart(self, member: str, other: str) -> bool:
-        """Both members are published, but no object lists both."""
-        first, second = self.placed.get(member), self.placed.get(other)
-        if first is None or second is None:
-            return False
-        return self._several.get(member, {first}).isdisjoint(self._several.get(other, {second}))
+                self.placed.setdefault(member, name)
 
 
 class PublishedTree:

@@ -11,11 +11,12 @@ switches, a pattern on the names of leaf switches, and the assertion that all gr
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from nodeagent.fabric.fabric_settings import FabricRules
-from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
+from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, best_of
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, TIER_NAMES, HyperNode, labels_of, tier_name
 from nodeagent.fabric.naming import match, member_claims, name_of
 from nodeagent.fabric.outcome import Breaker
@@ -64,19 +65,27 @@ class UplinkSources:
         self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
         self._by_switch = ((FILE, topology.uplinks), (CABLES, cables), (LLDP, uplinks))
 
-    def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
+    def above(
+        self, item: TierItem, tier: int, below: frozenset[str], nodes: Callable[[str], int]
+    ) -> tuple[Counter[str], str]:
         """The switches above an item (or names that stand for them), and the source.
+
+        Each counts the nodes of the item's switches below it, since few nodes have a border switch.
 
         ``below`` are all switches of the same and lower tiers: a peer link is no uplink.
         """
+        ups = Counter[str]()
         for source, known in self._by_switch:
-            ups = {up for switch in item.switches for up in known.get(switch, ())} - below
+            for switch in item.switches:
+                for up in known.get(switch, ()):
+                    if up not in below:
+                        ups[up] += nodes(switch) or 1
             if ups:
-                return frozenset(ups), source
-        if not self._patterns:
-            return frozenset(), PATTERN
-        names = (self._group_name(tier, leaf) for leaf in item.leaves)
-        return frozenset(name for name in names if name), PATTERN
+                return ups, source
+        for leaf in item.leaves if self._patterns else ():
+            if name := self._group_name(tier, leaf):
+                ups[name] += nodes(leaf) or 1
+        return ups, PATTERN
 
     def of(self, switch: str) -> set[str]:
         """The switches above one, of all sources but the patterns."""
@@ -125,11 +134,15 @@ class UpperTiers:
         is_taken: Callable[[str], bool],
         before: Mapping[int, Placement],
         now: float,
+        nodes: Callable[[str], int],
     ) -> None:
         """``leaves`` are the leaf groups with their switches, ``cables`` the uplinks from the file of InfiniBand.
         ``announced`` are the names of switches that reports mention. ``before`` are the last plan's ``placements``.
+        ``nodes`` counts the nodes that report a switch. One alone may name a spine, which is above the others
+        nevertheless, and switches below other spines, which count only in a group that has no others.
         """
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
+        self._nodes = nodes
         self.uplinks = UplinkSources(rules, topology, cables, uplinks, announced)
         self._announced = announced
         self._before = before
@@ -146,6 +159,10 @@ class UpperTiers:
 
     def _build(self, items: dict[str, TierItem]) -> None:
         below = frozenset(switch for item in items.values() for switch in item.switches)
+        if alone := frozenset(switch for switch in below if self._nodes(switch) == 1):
+            below -= alone & set().union(*map(self.uplinks.of, below - alone))
+            confirmed = {name: (item.switches - alone) or item.switches for name, item in items.items()}
+            items = {name: TierItem(switches, switches) for name, switches in confirmed.items()}
         tier, kept = LEAF + 1, False
         known: set[str] = set()
         for level in range(LEAF + 1, len(TIER_NAMES)):
@@ -178,14 +195,17 @@ class UpperTiers:
 
     def _groups(self, items: Mapping[str, TierItem], tier: int, below: frozenset[str]) -> list[_UpperGroup]:
         """The items that belong together according to their uplinks."""
-        ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
-        graph = SwitchGraph(_never_apart)
+        ups = {name: self.uplinks.above(item, tier, below, self._nodes) for name, item in items.items()}
+        graph = SwitchGraph()
         for switches, _ in ups.values():
             graph.add(tuple(sorted(switches)), 1)
         graph.form_groups()
         members: dict[SwitchGroup, list[str]] = {}
         for name, (switches, _) in ups.items():
-            _, best = count_votes(switches, graph.of, graph.weight)
+            votes = Counter[SwitchGroup]()
+            for switch, count in switches.items():
+                votes[graph.of[switch]] += count
+            best = best_of(votes, graph.weight)
             if best is not None:
                 members.setdefault(best, []).append(name)
         trust = (FILE, CABLES, LLDP, PATTERN)
@@ -294,11 +314,6 @@ class _Tier:
         source = self._published[here].note(DERIVED_FROM)
         named = bool(self._rules.tiers.name_patterns) and item in self._silent
         return source == LLDP or (source == PATTERN and named)
-
-
-def _never_apart(_one: str, _other: str) -> bool:
-    """No object lists the switches above the leaves, so the published tree cannot separate them."""
-    return False
 
 
 def _invert(places: Mapping[str, str]) -> dict[str, list[str]]:

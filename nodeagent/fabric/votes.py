@@ -30,6 +30,7 @@ from nodeagent.fabric.reports import (
     octets,
     shown,
 )
+from nodeagent.fabric.shared_switches import find_shared
 from nodeagent.fabric.switch_names import SwitchNames
 
 CHAIN_MIN = 3
@@ -60,7 +61,7 @@ class LinkVotes:
             self.peers.of,
         )
         static = {group.name: group.switches for group in levels.topology.groups}
-        self.pairs = SwitchGraph(published.switches.apart, static)
+        self.pairs = SwitchGraph(published.switches.placed, static)
         self._by_leaf: dict[str, list[CablingPattern]] = {}
         self._resolve_switches()
         self.shared = self._find_shared(static)
@@ -105,11 +106,11 @@ class LinkVotes:
         switches must not become leaf switches of the other units.
         """
         if all(pattern.cables is pattern.shape for pattern in self._patterns):
-            return self.pairs.find_shared()
-        graph = SwitchGraph(_never_apart, static)
+            return find_shared(self.pairs)
+        graph = SwitchGraph(static=static)
         for pattern in self._patterns:
             _add(graph, _keys(pattern.cables, self.names.keys), pattern)
-        return {leaf: pair for leaf, pair in graph.find_shared().items() if leaf in self.pairs}
+        return {leaf: pair for leaf, pair in find_shared(graph).items() if leaf in self.pairs}
 
     def _leafless(self) -> list[list[SwitchGroup]]:
         """Groups that belong to one ring or chain of switches, each ring or chain together.
@@ -119,11 +120,7 @@ class LinkVotes:
         """
         if not any(_is_divided(pattern.votes) or _is_tied(pattern) for pattern in self._patterns):
             return []
-        strict: dict[str, tuple[str, ...]] = {}
-        for leaf in self.pairs.of:
-            if leaf not in strict:
-                switches, _ = self.pairs.reach(leaf, strictly=True)
-                strict.update(dict.fromkeys(switches, switches))
+        strict = self.pairs.strict_parts()
         nodes: dict[tuple[str, ...], int] = {}
         divided: dict[tuple[str, ...], int] = {}
         chains: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
@@ -244,10 +241,6 @@ def _keys(shape: Shape, keys: Mapping[SwitchAnnouncement, str]) -> tuple[str, ..
 def _add(graph: SwitchGraph, keys: tuple[str, ...], pattern: CablingPattern) -> None:
     leaves = tuple(sorted(set(keys) - {""}))
     graph.add(leaves, len(pattern.nodes), zip(keys, (slot.rail for slot in pattern.shape), strict=True))
-
-
-def _never_apart(_one: str, _other: str) -> bool:
-    return False
 
 
 def _is_divided(votes: Mapping[Any, int]) -> bool:

@@ -157,6 +157,24 @@ async def test_a_node_that_moves_is_one_shrink_and_one_grow():
             await until(lambda: controller.hypernodes.writes == {("create", "ok"): 2, ("update", "ok"): 2})
 
 
+async def test_a_report_that_names_switches_of_all_units_writes_nothing():
+    """A node of the first unit reports a cable to each of the others, or a wrong cable and a switch of its own."""
+    units = 30
+    async with cluster(units) as server, running(server) as controller:
+        await until(lambda: controller.labels.writes["ok"] == 4 * units)
+        published, writes = tree(server), controller.hypernodes.writes.total()
+        assert len(published) == units
+        for reported in (
+            [*leaves(0), *(leaf for unit in range(1, units) for leaf in leaves(unit)), "its own"],
+            ["su0-leaf0", "su1-leaf1", "its own"],
+        ):
+            server.put(nodelinks("node-03", reported))
+            await asyncio.sleep(120)
+            assert tree(server) == published
+            assert controller.hypernodes.writes.total() == writes
+            assert controller.labels.writes["ok"] == 4 * units
+
+
 async def test_a_restart_writes_nothing_and_another_replica_takes_over():
     async with cluster() as server:
         async with running(server) as first:

@@ -187,19 +187,18 @@ def ambiguous(remedy: Callable[[Hall], None]) -> Callable[[], Case]:
 
 
 def undecidable() -> Case:
-    cables = rails(2, 2)
-    swapped = {
-        "su001-n000": (1, End("su000-leaf-r1", "swp8")),
-        "su001-n001": (7, End("su000-leaf-r7", "swp9")),
-    }
-    for node, (rail, end) in {**swapped, "su000-n000": (1, None)}.items():
-        cables[node] = (*cables[node][:rail], end, *cables[node][rail + 1 :])
-    groups = tuple(
-        StaticGroup(f"unit{unit}", tuple(f"su{unit:03}-leaf-r{rail}" for rail in range(8)))
-        for unit in range(2)
-    )
-    kinds = (AnomalyKind.MISSING_RAIL, AnomalyKind.UNDECIDABLE)
-    return Case(kinds, reports(cables), reports(rails(2, 2)), Topology(groups=groups))
+    """Half of the nodes of two leaf switches have both, and the others one of them each."""
+
+    def cabled(*rows: str) -> list[NodeLinks]:
+        cables = {
+            f"n{n}": tuple(End(f"leaf-{switch}", f"swp{2 * n + i}") for i, switch in enumerate(row))
+            for n, row in enumerate(rows)
+        }
+        return reports(cables)
+
+    kinds = (AnomalyKind.MISCABLED, AnomalyKind.UNDECIDABLE)
+    file = Topology(groups=(StaticGroup("unit", ("leaf-a", "leaf-b")),))
+    return Case(kinds, cabled("aa", "ab", "ab", "bb"), cabled("ab", "ab", "ab", "ab"), file)
 
 
 def mixed_domains() -> Case:
@@ -281,7 +280,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "ports without names of their switches get its address": ambiguous(
         lambda of: setattr(of, "addressed", True)
     ),
-    "two units that may be one are listed, and their cables corrected": undecidable,
+    "switches that may be one unit or two are listed, and their cables corrected": undecidable,
     "the GPUs of a node get one domain": mixed_domains,
     "the nodes of a domain in two racks are listed": split_domain,
     "a node of a domain is cabled to the switches of its rack": tray_apart,

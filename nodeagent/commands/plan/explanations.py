@@ -423,7 +423,7 @@ def _group(preview: Preview, group: SwitchGroup, old: HyperNode | None) -> Itera
     if group.static:
         yield f"It is the group {group.static} of the topology file."
     switches = sorted(plan.cabling.switches(group))
-    rails = plan.cabling.rails(group)
+    rails = plan.cabling.rails(group.leaves)
     yield f"Its nodes are cabled to {_count(len(switches), 'switch', 'switches')}: {', '.join(map(plain, switches))}."
     if len(rails) > 1:
         yield f"The switches serve {len(rails)} rails."

@@ -1,0 +1,124 @@
+"""The switches that several leaf groups share, such as those of a storage network or of an upper tier."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from nodeagent.fabric.groups import MAJORITY, SwitchGraph
+
+
+def find_shared(graph: SwitchGraph) -> dict[str, tuple[str, str]]:
+    """The switches of several leaf groups.
+
+    With each, two switches that serve one rail for different members, and have most of their members in common with
+    it. If most of the other switches are common to both too, the rail is divided, and nothing is shared.
+    """
+    shared: dict[str, tuple[str, str]] = {}
+    served = {leaf: graph.rails_of(leaf) for leaf in graph}
+    search = _SharedSwitches(graph, served)
+    for leaf in graph:
+        union: set[str] = set()
+        for other in graph.common(leaf):
+            if not union.isdisjoint(served[other]):
+                if leaf not in graph.static and (pair := search.pair(leaf)):
+                    shared[leaf] = pair
+                break
+            union |= served[other]
+    return shared
+
+
+class _SharedSwitches:
+    """Decides on one switch after the other."""
+
+    def __init__(self, graph: SwitchGraph, served: Mapping[str, frozenset[str]]) -> None:
+        """``served`` are the rails that each switch serves."""
+        self._graph, self._served = graph, served
+
+    def pair(self, leaf: str) -> tuple[str, str] | None:
+        """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
+
+        Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail: few
+        may be at other odd switches. The second switch needs two members that the first one has not, and two on this
+        rail, since one may be a wrong cable; or the first one has no more than two, and all are at the rail.
+        """
+        graph = self._graph
+        by_rail: dict[str, list[tuple[int, str]]] = {}
+        for other, both in graph.common(leaf).items():
+            for rail in self._served[other]:
+                by_rail.setdefault(rail, []).append((-both, other))
+        pairs: list[tuple[int, str, str]] = []
+        for rail, near in by_rail.items():
+            if len(near) < 2:
+                continue
+            others = [(both, other) for both, other in near if self._covers(leaf, other)]
+            if len(others) < 2:
+                continue
+            silent = self._count_silent(leaf, rail)
+            if 2 * silent > graph.degree(leaf):
+                continue
+            others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
+            first, most = others[0]
+            for both, other in others[1:]:
+                common, deciding = graph.overlap(most, other)
+                if 2 * common >= min(deciding, graph.degree(other)) or (
+                    MAJORITY * both > first and self._has_few_rails(other, most)
+                ):
+                    continue
+                if (
+                    (-both - common > 1 or (both < -1 and self._count_apart(leaf, other, most) > 1))
+                    and graph.members_on(other, rail) > 1
+                ) or (first >= -2 and not silent):
+                    pairs.append((both, most, other))
+                break
+        if not pairs:
+            return None
+        both, one, another = min(pairs)
+        common_with = graph.common(leaf)
+        least = {each: min(2, common_with[each]) for each in (one, another)}
+        around = graph.common(one).keys() & graph.common(another).keys()
+        sharing = {
+            other
+            for other in around
+            if all(
+                self._covers(other, each)
+                and graph.common(other)[each] >= max(few, _confirmed_third(common_with[each]))
+                for each, few in least.items()
+            )
+        }
+        own = 1 + max(self._count_joined(each, sharing, few) for each, few in least.items())
+        alone = both == -1 and common_with[one] == 1
+        return (one, another) if len(sharing) <= (own - 1 if alone else 2 * own) else None
+
+    def _count_apart(self, leaf: str, other: str, first: str) -> int:
+        """How many members have these two switches, and not the first one."""
+        return sum(
+            members
+            for row, _, members in self._graph.rows
+            if leaf in row and other in row and first not in row
+        )
+
+    def _count_silent(self, leaf: str, rail: str) -> int:
+        """How many members of a switch have no neighbor on this rail."""
+        reached = self._graph.reached(leaf)
+        return sum(members for known, members in reached.items() if known and rail not in known)
+
+    def _has_few_rails(self, leaf: str, other: str) -> bool:
+        """Whether the members have less than half of the other's rails, as gateways beside nodes with eight NICs: their
+        rails need not have the same numbers."""
+        rails, others = (max(map(len, self._graph.reached(one))) for one in (leaf, other))
+        return 2 * rails < others
+
+    def _count_joined(self, leaf: str, except_for: Collection[str], least: int) -> int:
+        """How many switches most members have together with this one, and ``least`` members at least."""
+        pairs = (self._graph.overlap(leaf, other) for other in self._graph.common(leaf).keys() - except_for)
+        return sum(both >= least and 2 * both >= deciding for both, deciding in pairs)
+
+    def _covers(self, leaf: str, other: str) -> bool:
+        """Of the members of ``other`` that decide, more than half have ``leaf`` too."""
+        twice = 2 * self._graph.common(leaf).get(other, 0)
+        return twice > self._graph.degree(other) or twice > self._graph.decide(other, leaf)
+
+
+def _confirmed_third(members: int) -> int:
+    """More than a third of three members or more without any one of them. A border switch has fewer of a unit's."""
+    return members // MAJORITY + 2 if members >= MAJORITY else 0

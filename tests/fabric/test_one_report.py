@@ -1,0 +1,311 @@
+"""One report changes no group of others, whatever it says, and one wrong cable changes none.
+
+Halls without wrong cables come from ``tests/support/random_halls.py``, and so does a report of any content.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from nodeagent.fabric import IMMEDIATE, FabricRules, Planner, PlanOutcome, compute
+from nodeagent.fabric.fabric_settings import TierSettings
+from nodeagent.fabric.hypernode import HyperNode
+from nodeagent.fabric.nodelinks import ReportedDomain
+from tests.support.examples import examples
+from tests.support.fabrics import partition
+from tests.support.random_halls import Cabling, Links, draw_cabling, draw_lie, report, reports
+
+NOW = FabricRules(hysteresis=IMMEDIATE)
+SEED = st.integers(0, 2**64)
+Groups = set[frozenset[str]]
+
+
+def plan(cabling: Mapping[str, Links], published: Collection[HyperNode] = ()) -> PlanOutcome:
+    return compute(reports(cabling), published=published, rules=NOW)
+
+
+def units_of(cabling: Iterable[str]) -> Groups:
+    """A node's unit is the first part of its name."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for node in cabling:
+        found[node.partition("-")[0]].add(node)
+    return {frozenset(nodes) for nodes in found.values()}
+
+
+def rail_units(units: int, size: int, rails: int = 8) -> Cabling:
+    return {
+        f"su{unit}-n{n:02}": tuple((rail, f"su{unit}-leaf{rail}") for rail in range(rails))
+        for unit in range(units)
+        for n in range(size)
+    }
+
+
+def changes(before: Groups, after: Groups, node: str) -> list[str]:
+    """How the report of one node joins or divides groups of others: those of two or more, or of three or more."""
+    place = {member: group for group in after for member in group}
+    found: list[str] = []
+    meets: Counter[frozenset[str]] = Counter()
+    for group in (group - {node} for group in before):
+        places = {place.get(member) for member in group}
+        if len(group) > 2 and (len(places) > 1 or None in places):
+            found.append(f"divided: {sorted(group)}")
+        if len(group) > 1:
+            meets.update(one for one in places if one is not None)
+    return found + [f"joined: {sorted(group)}" for group, count in meets.items() if count > 1]
+
+
+def is_of_all(link: tuple[int | None, str]) -> bool:
+    """The link leads to a switch that all units have."""
+    return link[1].startswith(("storage", "management"))
+
+
+def named(outcome: PlanOutcome) -> set[tuple[str, str, str]]:
+    return {(str(odd.kind), odd.node, odd.link) for odd in outcome.anomalies}
+
+
+@pytest.mark.parametrize("ninth", [8, 20, None], ids=["rail 8", "rail 20", "no rail"])
+def test_a_wrong_cable_beside_a_nic_on_a_switch_of_its_own_joins_nothing_and_is_named(
+    ninth: int | None,
+) -> None:
+    cabling = rail_units(10, 16)
+    links = list(cabling["su0-n00"])
+    links[1] = (1, "su1-leaf1")
+    cabling["su0-n00"] = (*links, (ninth, "border"))
+    outcome = plan(cabling)
+    assert partition(outcome) == units_of(cabling)
+    assert named(outcome) == {("foreign-leaf", "su0-n00", "nic1")}
+
+
+@pytest.mark.parametrize("rail", [2, 8, None], ids=["a common rail", "a rail of its own", "no rail"])
+@pytest.mark.parametrize("gateways", [1, 2, 3])
+def test_gateways_between_two_units_and_a_border_switch_join_nothing(gateways: int, rail: int | None) -> None:
+    """As many gateways as the units have not: 16 nodes each testify that they are apart."""
+    cabling = rail_units(2, 16)
+    units = units_of(cabling)
+    for i in range(gateways):
+        cabling[f"gateway-{i}"] = ((0, "su0-leaf0"), (1, "su1-leaf1"), (rail, "border"))
+    groups = {
+        group - {node for node in group if node.startswith("gateway")} for group in partition(plan(cabling))
+    }
+    assert groups - {frozenset()} == units
+
+
+def test_a_report_of_nine_links_joins_no_unit() -> None:
+    cabling = rail_units(8, 16)
+    units = units_of(cabling)
+    cabling["liar"] = (*((unit, f"su{unit}-leaf{unit}") for unit in range(8)), (50, "fake"))
+    assert not changes(units, partition(plan(cabling)), "liar")
+    cabling["liar"] = (*((50 + unit, f"su{unit}-leaf{unit}") for unit in range(8)), (50, "fake"))
+    assert not changes(units, partition(plan(cabling)), "liar")
+
+
+def test_one_witness_joins_its_own_switches_and_two_join_parts_of_a_unit() -> None:
+    """Each node of a unit has one of two cables. Nobody can say that the two leaf switches are apart."""
+    half = {f"su0-n{n}": ((n % 2, f"su0-leaf{n % 2}"),) for n in range(6)}
+    parts = {frozenset(node for node in half if int(node[-1]) % 2 == side) for side in (0, 1)}
+    both = ((0, "su0-leaf0"), (1, "su0-leaf1"))
+    assert partition(plan(half)) == parts
+    assert not changes(parts, partition(plan({**half, "su0-n0": both})), "su0-n0")
+    assert partition(plan({**half, "su0-n0": both, "su0-n1": both})) == {frozenset(half)}
+    alone = {"su0-n0": both, "su0-n1": ((1, "su0-leaf1"),)}
+    assert partition(plan(alone)) == {frozenset(alone)}
+
+
+def test_one_witness_joins_what_is_published_together() -> None:
+    both = ((0, "su0-leaf0"), (1, "su0-leaf1"))
+    half: Cabling = {f"su0-n{n}": ((n % 2, f"su0-leaf{n % 2}"),) for n in range(6)}
+    whole = plan(dict.fromkeys(half, both))
+    for witness in ({}, {"su0-n0": both}):
+        assert partition(plan({**half, **witness}, whole.hypernodes)) == {frozenset(half)}
+
+
+@settings(max_examples=examples(200))
+@example(seed=6509435713896552669, units=3, small=True, replaces=True)
+@example(seed=43896, units=3, small=False, replaces=True)
+@example(seed=87138697049, units=2, small=True, replaces=True)
+@example(seed=2663, units=3, small=True, replaces=True)
+@example(seed=742912719638, units=6, small=True, replaces=True)
+@given(seed=SEED, units=st.integers(2, 6), small=st.booleans(), replaces=st.booleans())
+def test_one_report_of_any_content_joins_and_divides_no_group_of_others(
+    seed: int, units: int, small: bool, replaces: bool
+) -> None:
+    """One more node, or a node of the hall; with the tree that is published, and without. Units of one node that share
+    as many switches as they have of their own are one group, or several: such halls prove nothing."""
+    chance = random.Random(seed)
+    cabling = draw_cabling(chance, units, sizes=range(1, 4) if small else range(1, 33))
+    node = chance.choice(sorted(cabling)) if replaces else "liar"
+    lie = draw_lie(chance, cabling)
+    cabling.pop(node, None)
+    before = plan(cabling)
+    assume(partition(before) == units_of(cabling))
+    for published in ((), before.hypernodes):
+        after = plan({**cabling, node: lie}, published)
+        assert not changes(partition(before), partition(after), node)
+
+
+@settings(max_examples=examples(200))
+@example(seed=744120828751, units=4)
+@given(seed=SEED, units=st.integers(2, 5))
+def test_one_report_joins_no_two_units_and_divides_no_published_group_while_cables_are_missing(
+    seed: int, units: int
+) -> None:
+    """Up to seven of ten links have no neighbor yet, and all switches are leaf switches: about a storage or management
+    switch too few nodes decide then. The report may be the second of two about the parts of one unit, and about a node
+    that has half of its links at switches of its own."""
+    chance = random.Random(seed)
+    holes = chance.choice((0.1, 0.3, 0.5, 0.7))
+    cabling = draw_cabling(chance, units, sizes=range(3, 12), holes=holes)
+    assume(not any(map(is_of_all, chain.from_iterable(cabling.values()))))
+    node = chance.choice((*sorted(cabling), "liar"))
+    lie = draw_lie(chance, cabling)
+    cabling.pop(node, None)
+    before = plan(cabling)
+    nodes = Counter(switch for links in cabling.values() for switch in {switch for _, switch in links})
+    decided = {
+        one
+        for one, links in cabling.items()
+        if 2 * sum(nodes[switch] < 2 for _, switch in links if switch)
+        < sum(switch != "" for _, switch in links)
+    }
+    groups = {group & decided for group in partition(before)}
+    after = {
+        group & (decided | {node}) for group in partition(plan({**cabling, node: lie}, before.hypernodes))
+    }
+    assert not [change for change in changes(groups, after, node) if change.startswith("divided")]
+    for group in after:
+        parts = [part - {node} for part in groups if len(part - {node}) > 1 and not group.isdisjoint(part)]
+        assert len(parts) < 2 or len(units_of(chain.from_iterable(parts))) == 1
+
+
+@settings(max_examples=examples(200))
+@example(seed=38351, units=2)
+@example(seed=8213, units=6)
+@given(seed=SEED, units=st.integers(2, 6))
+def test_one_cable_in_another_unit_joins_nothing_and_is_named(seed: int, units: int) -> None:
+    """With and without nodes that have more rails, fewer, or a NIC on a border switch. Other nodes keep their place.
+    Two nodes have each of the switches: of one alone nobody knows to which unit it belongs. A node with less than
+    half of the links of others, such as a gateway, is compared with nodes of its model alone. If a border switch has as
+    many links of the node as its unit, less the wrong one, the published tree decides."""
+    chance = random.Random(seed)
+    cabling = draw_cabling(chance, units, rails=chance.randint(3, 10), sizes=range(4, 33))
+    before = plan(cabling)
+    node = chance.choice(sorted(cabling))
+    unit = node.partition("-")[0]
+    nodes = Counter(switch for links in cabling.values() for switch in {switch for _, switch in links})
+    others: dict[int | None, set[str]] = defaultdict(set)
+    for rail, switch in chain.from_iterable(cabling.values()):
+        if switch.startswith("su") and not switch.startswith(unit + "-") and nodes[switch] > 1:
+            others[rail].add(switch)
+    own = [
+        i
+        for i, (rail, switch) in enumerate(cabling[node])
+        if switch.startswith(unit + "-") and nodes[switch] > 1 and others[rail]
+    ]
+    most = max(len(links) for other, links in cabling.items() if other.startswith(unit + "-"))
+    assume(len(own) > 2 and 2 * len(cabling[node]) >= most)
+    i = chance.choice(own)
+    rail = cabling[node][i][0]
+    other = chance.choice(sorted(others[rail]))
+    links = list(cabling[node])
+    links[i] = (rail, other)
+    border = sum(switch.startswith("border") for _, switch in links)
+    for published in ((), before.hypernodes) if len(own) > 2 + border else (before.hypernodes,):
+        after = plan({**cabling, node: tuple(links)}, published)
+        assert partition(after) == partition(before)
+        assert ("foreign-leaf", node, f"nic{i}") in named(after)
+
+
+def nodes_below(outcome: PlanOutcome, tier: int) -> Groups:
+    """The nodes below each object of a tier."""
+    by_name = {one.name: one for one in outcome.hypernodes}
+
+    def below(name: str) -> set[str]:
+        one = by_name[name]
+        return set(one.nodes).union(*map(below, one.children))
+
+    return {frozenset(below(name)) for name, one in by_name.items() if one.tier == tier}
+
+
+@settings(max_examples=examples(60))
+@example(seed=264, units=5, patterns=False)
+@example(seed=54817, units=6, patterns=False)
+@example(seed=22613, units=5, patterns=False)
+@example(seed=32466, units=4, patterns=False)
+@example(seed=628682551861, units=4, patterns=False)
+@example(seed=21326641815, units=4, patterns=False)
+@given(seed=SEED, units=st.integers(4, 6), patterns=st.booleans())
+def test_one_report_of_any_content_joins_and_divides_no_group_of_an_upper_tier(
+    seed: int, units: int, patterns: bool
+) -> None:
+    """Two units have one pair of spines. The report names spines as its leaf switches too, and leaf switches of any
+    unit; the uplinks come from the switches, or from their names."""
+    chance = random.Random(seed)
+    cabling = draw_cabling(chance, units, sizes=range(3, 9))
+    pods = {
+        switch: int(switch[2]) // 2
+        for links in cabling.values()
+        for _, switch in links
+        if switch.startswith("su")
+    }
+    uplinks: dict[str, tuple[str, ...]] = {
+        leaf: (f"spine{pod}a", f"spine{pod}b") for leaf, pod in pods.items()
+    }
+    uplinks |= {f"spine{pod}{side}": ("core",) for pod in range(3) for side in "ab"}
+    by_name = (r"^su(?P<tier2>[01])-", r"^su(?P<tier2>[2-3])-", r"^su(?P<tier2>[4-5])-")
+    rules = structs.replace(NOW, tiers=TierSettings(name_patterns=by_name)) if patterns else NOW
+    spines = [switch for switch in uplinks if not switch.startswith("su")]
+    node = chance.choice((*sorted(cabling), "liar"))
+    lie = (
+        *draw_lie(chance, cabling),
+        *((chance.choice((0, 1, 50)), spine) for spine in chance.sample(spines, 2)),
+    )
+    cabling.pop(node, None)
+
+    def planned(cabling: Mapping[str, Links]) -> PlanOutcome:
+        planner = Planner(rules)
+        planner.uplinks({} if patterns else uplinks)
+        for one in reports(cabling):
+            planner.report(one.node_name, one)
+        return planner.plan(0.0)
+
+    before = planned(cabling)
+    assume(partition(before) == units_of(cabling))
+    after = planned({**cabling, node: lie})
+    assert not changes(nodes_below(before, 2), nodes_below(after, 2), node)
+
+
+@given(seed=SEED, racks=st.integers(2, 4), trays=st.integers(3, 9))
+def test_one_report_of_any_domains_changes_no_nvlink_domain_of_three_nodes(
+    seed: int, racks: int, trays: int
+) -> None:
+    chance = random.Random(seed)
+    cabling = rail_units(racks, trays, 4)
+
+    def domains(*racks: int) -> tuple[ReportedDomain, ...]:
+        return tuple(
+            ReportedDomain(cluster_uuid=f"00000000-0000-0000-0000-{rack:012x}", clique_id=1, gpus=(i,))
+            for i, rack in enumerate(racks)
+        )
+
+    rules = structs.replace(NOW, tiers=TierSettings(nvlink="auto"))
+    node = chance.choice((*sorted(cabling), "liar"))
+    lie = structs.replace(
+        report(node, draw_lie(chance, cabling)),
+        nvlink_domains=domains(*(chance.randrange(racks + 1) for _ in range(chance.choice((0, 1, 1, 1, 2))))),
+    )
+    honest = [
+        structs.replace(report(one, links), nvlink_domains=domains(int(one[2])))
+        for one, links in cabling.items()
+        if one != node
+    ]
+    before, after = compute(honest, rules=rules), compute([*honest, lie], rules=rules)
+    for tier in (1, 2):
+        assert not changes(nodes_below(before, tier), nodes_below(after, tier), node)
