@@ -4,8 +4,8 @@
   that node's agent alone may write. So a check reaches nothing that a list could not.
 * At most ``GUESTS_MAX`` checks at once, one of a node, each for ``GUEST_S``. A further one waits for a place.
 * A check shows the ticket of an answer that it has received. Anybody can forge the address and the name of a node, and
-  gets no answer. So a guest without a ticket for ``GUEST_QUIET_S`` loses its place if another one waits for it; agents of
-  an earlier version show none.
+  gets no answer. So a guest without a ticket for ``GUEST_QUIET_S`` loses its place if another one waits for it; agents
+  of an earlier version show none.
 * Anybody with an address on the rail can name nodes. So each address has a budget of reads that find nothing, a name
   whose report lacks the address is not read again for ``REFUSED_S``, and of those that wait the one that was served
   longest ago comes first: a stranger spends his own budget alone. A newer name from one address replaces the older.

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from nodeagent.base.regular_file import read_regular
-from nodeagent.topology.switches.switch_reading import SwitchError
+from nodeagent.features.switches.switch_reading import SwitchError
 
 _NAMES = ("community", "username", "authPassword", "privPassword")
 _SIZE_MAX = 256 << 10
