@@ -8,9 +8,7 @@
    watch may have stalled, an answer may be lost, or another replica may have led. ``topology/hypernodes`` then sends
    the plan's writes, and ``topology/node_labels`` writes labels for a limited time. The leader waits until the mirror
    shows its writes, because a plan on an older state would repeat them.
-4. If configured, the leader also reads the LLDP tables of switches (``switches``), marks nodes with too few links
-   (``topology/min_links_marks``), removes the taint of new nodes (``topology/startup_taint``) and keeps objects for
-   other programs (``topology/kept_objects``). None delays the tree.
+4. Beside it the leader runs the tasks of the features that are configured (``feature_tables``). None delays the tree.
 
 The controller keeps no state that the API server does not have. A new leader makes the same tree from the same reports,
 but moves wait for their full time again.
@@ -31,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from nodeagent import feature_tables
 from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
@@ -41,13 +40,13 @@ from nodeagent.base.supervise import end_tasks, ending_signals, first_cause, kee
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
-from nodeagent.fabric_in_force import FabricInForce, make_parts
+from nodeagent.fabric_in_force import FabricInForce
+from nodeagent.features.seam import ControllerCore
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.lease import Lease, NotLeading, lead
+from nodeagent.kube.lease import Lease, lead
 from nodeagent.topology.controller_pages import ControllerPages, ReplicaWrites
-from nodeagent.topology.hypernodes import FabricEvents, HyperNodeWriter, TreeResult
-from nodeagent.topology.kept_objects import KeptObjects
+from nodeagent.topology.hypernodes import FabricEvents, HyperNodeWriter, OverlapMarker, TreeResult
 from nodeagent.topology.mirrors import ClusterMirror
 from nodeagent.topology.node_labels import IN_FLIGHT, LabelResult, NodeLabeler
 from nodeagent.topology.parts import FabricParts
@@ -135,14 +134,19 @@ class Controller:
             self._reader,
             settings.namespace,
             settings.identity,
+            {row.name: row.families for row in feature_tables.CONTROLLER},
         )
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def _make_parts(self, config: FabricConfig, topology: Topology) -> FabricParts:
-        namespace = self._settings.namespace
-        return make_parts(
-            namespace, self._reader, self._writer, self._write_log, config, topology, self.changes
-        )
+        """Raises ``Fatal`` if this installation cannot do what is configured."""
+        namespace, reader, writer = self._settings.namespace, self._reader, self._writer
+        planner = Planner(config, topology)
+        mirror = ClusterMirror(reader, namespace, planner, config.label_keys, self.changes)
+        core = ControllerCore(namespace, reader, writer, self._write_log, planner, mirror, self._plans)
+        overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
+        features = {row.name: row.start(core, config) for row in feature_tables.CONTROLLER}
+        return FabricParts(config.outputs, planner, mirror, overlaps, features)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -177,22 +181,14 @@ class Controller:
     # --- the leader's work ----------------------------------------------------------------------------------
 
     async def _lead(self, parts: FabricParts) -> None:
-        """Lead with these parts: keep the tree, and beside it read switches and mark nodes."""
+        """Lead with these parts: keep the tree, and beside it run the tasks of the features."""
         self._parts = parts
         await self.cluster.synced()
         self._exempt_from_garbage_collection(parts)
         self.planner.forget_times()
         self._parts.overlaps.forget()
-        others = {"switches": self._read_switches, "marks": self._mark}
-        if parts.startup is not None:
-            others["startup taints"] = parts.startup.run
-        for output, kept in parts.kept.items():
-            others[output] = partial(self._keep, kept)
-        if parts.rails is not None:
-            others["rails"] = partial(parts.rails.lead, self._show_rails)
-        if parts.jobs is not None:
-            others["jobs"] = parts.jobs.lead
-        tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in others.items()]
+        others = [task for part in parts.features.values() for task in part.lead.items()]
+        tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in others]
         try:
             await self._work()
         finally:
@@ -278,57 +274,8 @@ class Controller:
         began = time.perf_counter()
         plan = await in_thread(self.planner.prepare(time.monotonic()))
         self.planner.accept(plan)
-        if self._parts.jobs is not None:
-            self._parts.jobs.plan = plan
-        if self._parts.rails is not None:
-            self._parts.rails.plan = plan
         self._plans.add(plan, time.perf_counter() - began)
         return plan.outcome
-
-    def _show_rails(self) -> None:
-        """Show where rails lose packets without waiting for a plan, which follows."""
-        if (outcome := self._plans.outcome) is not None:
-            self._plans.show(self.planner.with_rails(outcome))
-        self.cluster.stir()
-
-    async def _read_switches(self) -> None:
-        await self._plans.first()
-        if self._parts.switches is None:
-            await asyncio.Event().wait()
-            return
-        await self._parts.switches.run()
-
-    async def _keep(self, kept: KeptObjects) -> None:
-        await self._plans.first()
-        await kept.run(lambda: self._plans.outcome)
-
-    async def _mark(self) -> None:
-        """Mark nodes with too few links, after each plan and when a mark is due."""
-        await self._plans.first()
-        if (marks := self._parts.marks) is None:
-            await asyncio.Event().wait()
-            return
-        marks.forget()
-        backoff = _backoff()
-        while True:
-            outcome, plans = self._plans.outcome, self.progress.plans
-            assert outcome is not None
-            try:
-                good = await marks.mark(outcome.below_min_links, len(self.cluster.nodes.objects))
-            except NotLeading:
-                await asyncio.Event().wait()  # until this task is cancelled
-                return
-            wait_s = marks.next_s()
-            if good:
-                backoff.reset()
-            else:
-                await asyncio.sleep(backoff.next_s())
-                wait_s = 0.0
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._plans.after(plans)
-            except TimeoutError:
-                pass
 
     async def _quiet(self, revision: int, wake_s: float | None) -> None:
         """Return when the cluster has changed and then been quiet for the debounce time, or after ``wake_s``."""

@@ -9,41 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
-
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
 from nodeagent.config.faults import ConfigError, ConfigFault, Conflict
 from nodeagent.config.followed_configuration import configuration_text
-from nodeagent.config.setting import Settings, setting
+from nodeagent.config.setting import setting
 from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
+from nodeagent.features.other_programs.kept_settings import (
+    NodeFeatureGroupsSettings,
+    SlurmSettings,
+    host_conflicts,
+)
+from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
+from nodeagent.features.switches.switch_settings import SwitchesSettings, switch_conflicts
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
-from nodeagent.topology.kept_settings import NodeFeatureGroupsSettings, SlurmSettings, host_conflicts
-from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
 from nodeagent.web.web_settings import HistorySettings, MapSettings, map_conflicts
 
 Output = Literal["hypernodes", "labels", "slurm", "nodefeaturegroups"]
 FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
-
-
-class FabricRailsSettings(Settings, frozen=True, kw_only=True):
-    """Probes between the rails of the nodes, which agents with `rails.probe` send."""
-
-    probe: Annotated[
-        bool,
-        setting(
-            "Choose partners for each rail, write them as RailPartners objects, and name the link, leaf switch or tier "
-            "that loses packets. Off by default: it needs rights and a definition of its own (overlays/rails)."
-        ),
-    ] = False
-    per_second: Annotated[
-        Annotated[float, msgspec.Meta(ge=0.1, le=1.3)],
-        setting(
-            "Packets a second to each partner. A link has three, and answers as many: 3 a second at the default."
-        ),
-    ] = 0.5
 
 
 class FabricConfig(FabricRules, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from nodeagent.health.state_file import StateFile
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, Tree, no_machine
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
@@ -112,9 +112,7 @@ class Discovery:
         """
         self._tree = Tree(root)
         if not within("sysfs", START_S, partial(self._tree.exists, "/sys")):
-            raise SysfsError(
-                f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation"
-            )
+            raise SysfsError(no_machine(root))
         self._inventory = inventory
         self._config = config
         self._node_name = node_name

@@ -14,35 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nodeagent.base.change_log import ChangeLog
-from nodeagent.base.supervise import Fatal, beside, keep
+from nodeagent.base.supervise import beside, keep
 from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.config.in_force import adopted
 from nodeagent.controller_config import FabricConfig, read_fabric
-from nodeagent.fabric import Planner
-from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.topology_file import Topology
-from nodeagent.kube.client import ApiClient
-from nodeagent.topology.cluster_jobs import ClusterJobs
-from nodeagent.topology.hypernodes import OverlapMarker
-from nodeagent.topology.kept_objects import (
-    ANNOTATED,
-    CONFIG_MAPS,
-    NODE_FEATURE_GROUPS,
-    SLURM_CONFIG_MAP,
-    KeptObjects,
-    node_feature_groups,
-    slurm_topology,
-    trouble_annotations,
-)
-from nodeagent.topology.min_links_marks import MinLinksMarker
-from nodeagent.topology.mirrors import ClusterMirror, PodIndex
 from nodeagent.topology.parts import FabricParts
-from nodeagent.topology.rail_keeper import RailKeeper
-from nodeagent.topology.startup_taint import StartupTaints
-from nodeagent.topology.switches.switch_poller import SwitchPoller, SwitchReader
-from nodeagent.topology.switches.switch_settings import SwitchesSettings
-from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)
 
@@ -90,17 +67,11 @@ class FabricInForce:
         """Raises ``Fatal`` and then changes nothing."""
         config, waiting = adopted(self._config, config)
         before, self.parts = self.parts, self._make(config, topology)
-        removals = {kept.removal for kept in self.parts.kept.values()}
-        for kept in before.kept.values():
-            if kept.removal not in removals:
-                log.warning(
-                    "Objects for another program are no longer kept, and stay. remove=%r", kept.removal
-                )
-        if before.rails is not None and self.parts.rails is None:
-            log.warning(
-                "RailPartners are no longer kept, and agents that probe go on by them. remove=%r",
-                "kubectl delete railpartners --all",
-            )
+        kept = {removal for part in self.parts.features.values() for removal in part.stays}
+        for part in before.features.values():
+            for removal, sentence in part.stays.items():
+                if removal not in kept:
+                    log.warning("%s remove=%r", sentence, removal)
         for path in waiting:
             log.warning("A changed setting takes effect when the controller is restarted. setting=%s", path)
         self._config, self._topology = config, topology
@@ -112,8 +83,8 @@ class FabricInForce:
 
         async def copy(parts: FabricParts) -> None:
             copies = parts.mirror.jobs()
-            if parts.jobs is not None:
-                copies["pods"] = parts.jobs.pods.run
+            for part in parts.features.values():
+                copies |= {name: mirror.run for name, mirror in part.mirrors.items()}
             async with asyncio.TaskGroup() as group:
                 for name, job in copies.items():
                     group.create_task(keep(name, job), name=name)
@@ -128,55 +99,3 @@ class FabricInForce:
                     await working
                     return
             del working  # its traceback holds the parts that were replaced
-
-
-def make_parts(
-    namespace: str,
-    reader: ApiClient,
-    writer: ApiClient,
-    write_log: WriteLog,
-    config: FabricConfig,
-    topology: Topology,
-    changes: ChangeLog,
-) -> FabricParts:
-    """Raises ``Fatal`` if this installation cannot do what is configured."""
-    planner = Planner(config, topology)
-    pods = PodIndex(with_links=config.jobs)
-    mirror = ClusterMirror(reader, namespace, planner, config.label_keys, changes, pods)
-    switches = None
-    if config.switches.method != "none":
-        asking = _switch_reader(config.switches)
-        switches = SwitchPoller(config.switches, asking, planner, mirror.stir, config.generic_names)
-    marks = None
-    if config.nodes.min_links_condition or config.nodes.min_links_taint:
-        marks = MinLinksMarker(writer, config.nodes, config.min_links)
-    overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
-    startup = StartupTaints(writer, namespace) if config.nodes.startup_taint else None
-    jobs = ClusterJobs(reader, pods) if config.jobs else None
-    kept = {}
-    if "slurm" in config.outputs:
-        wanted = partial(slurm_topology, config.slurm, config.fabric)
-        namespace = config.slurm.namespace
-        kept["slurm"] = KeptObjects(writer, write_log, CONFIG_MAPS, namespace, wanted, SLURM_CONFIG_MAP)
-    if "nodefeaturegroups" in config.outputs:
-        groups, namespace = partial(node_feature_groups, config.fabric), config.node_feature_groups.namespace
-        kept["nodefeaturegroups"] = KeptObjects(writer, write_log, NODE_FEATURE_GROUPS, namespace, groups)
-    if config.trouble_annotation and "hypernodes" in config.outputs:
-        kept["trouble"] = KeptObjects(writer, write_log, ANNOTATED, None, trouble_annotations)
-    rails = None
-    if config.rails.probe:
-        watch = RailJudge(config.rails.per_second)
-        rails = RailKeeper(writer, write_log, planner, watch, mirror.uids)
-    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept, jobs, rails)
-
-
-def _switch_reader(settings: SwitchesSettings) -> SwitchReader:
-    """SNMP is an extra, and loaded only if it is used."""
-    from nodeagent.topology.switches import snmp  # noqa: PLC0415
-
-    reader = snmp.SnmpReader(settings.snmp, settings.port, timeout_s=settings.timeout_seconds)
-    try:
-        reader.check()
-    except snmp.SnmpMissingError as error:
-        raise Fatal(str(error)) from None
-    return reader

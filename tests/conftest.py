@@ -18,9 +18,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import golden, longest_first, needs, time_limits
+from tests.support.features import with_and_without_features
 from tests.support.virtual_time import pytest_asyncio_loop_factories, virtual_time
 
-__all__ = ["pytest_asyncio_loop_factories", "virtual_time"]
+__all__ = ["pytest_asyncio_loop_factories", "virtual_time", "with_and_without_features"]
 
 # A simulated machine is thousands of small files, which are slow to create on a disk. A container's default is 64 MiB.
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:

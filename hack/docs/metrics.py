@@ -8,10 +8,10 @@ from hack.docs import metric_notes
 from hack.docs.markdown import table
 from hack.docs.metric_notes import Note
 from hack.docs.sample_texts import RECORDED_ONLY, TEXTS
+from nodeagent.feature_tables import families_of_controller
 from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
-from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
 from nodeagent.metrics.exposition import CATALOG
 from nodeagent.sampling.sampling_settings import SamplesSettings
 
@@ -105,10 +105,7 @@ def controller_families() -> str:
     """Return the families of the controller in one table."""
     return _table(
         ("name", "labels", "type, unit", "meaning", "what to do with it"),
-        (
-            (*_cells(family), note_of(family, controller=True).use)
-            for family in (one.family for one in CONTROLLER_FAMILIES)
-        ),
+        ((*_cells(family), note_of(family, controller=True).use) for family in families_of_controller()),
     )
 
 

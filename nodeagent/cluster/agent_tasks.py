@@ -336,7 +336,9 @@ def _marks(to: Writing) -> Task:
         to.agent.deliveries,
         rails=lambda: offer.rails,
         block=lambda snapshot: free_block(offer.offered, snapshot),
-        level=lambda snapshot: level_in_force(offer.offered, snapshot),
+        level=lambda snapshot: level_in_force(
+            offer.offered, snapshot, (it.kind for it in offer.dra.current.known())
+        ),
         evict_taint=to.evict_taint,
     ).run
 

@@ -25,9 +25,11 @@ from nodeagent.sharing.cgroup_limits import IN_FORCE, NOT_IN_FORCE
 from nodeagent.sharing.shares import HARD_LEVELS, READ_BACK_ONLY
 
 
-def level_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> str | None:
-    """Return the enforcement of the first resource of GPU memory; ``None`` if there is none."""
-    return next((level.enforcement for level in levels_in_force(kinds, snapshot)), None)
+def level_in_force(
+    kinds: Iterable[DeviceKind], snapshot: Snapshot, by_claim: Iterable[DeviceKind] = ()
+) -> str | None:
+    """Return the enforcement of the first resource of GPU memory, those of claims last; ``None`` if there is none."""
+    return next((level.enforcement for level in levels_in_force(kinds, snapshot, by_claim)), None)
 
 
 def levels_in_force(

@@ -45,10 +45,11 @@ def add(add: Add) -> None:
 def _run(options: argparse.Namespace) -> int:
     gc.disable()  # the modules and their objects stay; the agent collects and enables it once it has settled
     from nodeagent import agent
+    from nodeagent.host.sysfs import no_machine
 
     config = load(options.config)
     if not (options.root / "sys").exists():
-        note(f"{options.root} has no /sys: --root takes the root of a machine, a capture or a simulation")
+        note(no_machine(options.root))
         return USAGE
     log_to_stderr(options.log_level or config.log.level, daemon=True)
     agent_options = agent.AgentOptions(

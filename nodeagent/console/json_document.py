@@ -1,7 +1,6 @@
 """The documents of ``--json``: camelCase keys, with the node, the time and the source of the values.
 
-Keys that had another style in an earlier version stay beside the new ones for one release. A list stays a list: each of
-its objects says where it comes from.
+A list stays a list: each of its objects says where it comes from.
 """
 
 from __future__ import annotations
@@ -38,20 +37,21 @@ def document(body: object, root: Path, source: str | None) -> str:
 
 
 def camel(value: Any) -> Any:
-    """The same with each key in camelCase too.
+    """The same with each key in camelCase. A key that is no name, such as an address, stays.
 
     >>> camel({"age_seconds": 3, "of": [{"pci_address": None}]})
-    {'age_seconds': 3, 'of': [{'pci_address': None, 'pciAddress': None}], 'ageSeconds': 3}
+    {'ageSeconds': 3, 'of': [{'pciAddress': None}]}
     """
     if isinstance(value, list | tuple):
         return [camel(one) for one in value]
     if not isinstance(value, dict):
         return value
-    inner = {key: camel(one) for key, one in value.items()}
-    return inner | {_camel(key): one for key, one in inner.items() if "_" in key and key.isidentifier()}
+    return {_camel(key): camel(one) for key, one in value.items()}
 
 
 def _camel(key: str) -> str:
+    if not key.isidentifier():
+        return key
     first, *others = key.split("_")
     return first + "".join(map(str.capitalize, others))
 

@@ -40,7 +40,7 @@ from nodeagent.doctor.finding import Advice, Finding, Level, Topic, as_object, a
 from nodeagent.doctor.nic_checks import StoredNics
 from nodeagent.doctor.reads import ReadOutcome, ReadTask, Target
 from nodeagent.facts.model import Snapshot
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, Tree, no_machine
 from nodeagent.offering.offer import Offer
 from nodeagent.sources import host_paths
 
@@ -142,9 +142,7 @@ def examine(place: DoctorOptions) -> DoctorReport:
     """Run all checks. Raises ``SysfsError`` only where no machine is under the root."""
     tree = Tree(place.root)
     if not tree.exists("/sys"):
-        raise SysfsError(
-            f"{place.root} has no /sys: --root takes the root of a machine, a capture or a simulation"
-        )
+        raise SysfsError(no_machine(place.root))
     first = reads.run(
         {"configuration": ReadTask(lambda: configuration_checks.read(place.config_file), place.timeout_s)}
     )

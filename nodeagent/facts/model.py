@@ -520,12 +520,20 @@ class Identifier(msgspec.Struct, frozen=True):
 
 class Ets(msgspec.Struct, frozen=True):
     """``classes[p]`` is the traffic class of priority p; class c gets ``bandwidth[c]`` percent by
-    ``algorithms[c]`` (``strict``, ``credit-based-shaper``, ``ets``, ``vendor``). Eight of each.
+    ``algorithms[c]`` (a word of ``ets_algorithm``). Eight of each.
     """
 
     classes: tuple[int, ...]
     bandwidth: tuple[int, ...]
     algorithms: tuple[str, ...]
+
+
+_ETS_ALGORITHMS = {0: "strict", 1: "credit-based-shaper", 2: "ets", 255: "vendor"}
+
+
+def ets_algorithm(number: int) -> str:
+    """The word for a transmission selection algorithm of IEEE 802.1Q, as the kernel and LLDP number them."""
+    return _ETS_ALGORITHMS.get(number, f"algorithm-{number}")
 
 
 class Neighbor(msgspec.Struct, frozen=True):

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 RUNBOOK = "docs/runbook.md#reasons"
+_NO_READINGS = "the agent's readings stopped: kubectl logs of its pod"
+_PACKETS_LOST = "replace cable or optics: packets are lost"
+_REPLACE_GPU = "drain the node and reset the GPU; if it comes again, replace it"
+_RESET_GPU = "drain the node, then reset the GPU or reboot"
+_CLEAN_CABLE = "clean or replace cable and optics"
+_CLEAN_MODULE = "clean or replace the module"
 _REMEDIES = {
     "carrier_down": "check cable, optics and the switch port",
     "admin_down": "the link is switched off on the node: ip link set DEVICE up",
@@ -20,14 +26,14 @@ _REMEDIES = {
     "flapping": "reseat or replace cable and optics",
     "speed_reduced": "check the optics at both ends, and the speed of the switch port",
     "optics_laser": "replace the module of the node, not the fiber",
-    "optics_": "clean or replace the module",
-    "pre_fec_ber": "clean or replace cable and optics",
-    "post_fec": "replace cable or optics: packets are lost",
-    "fec_uncorrectable": "replace cable or optics: packets are lost",
-    "crc_errors": "replace cable or optics: packets are lost",
-    "link_recoveries": "clean or replace cable and optics",
-    "link_symbol_errors": "clean or replace cable and optics",
-    "lane_imbalance": "clean or replace the module",
+    "optics_": _CLEAN_MODULE,
+    "pre_fec_ber": _CLEAN_CABLE,
+    "post_fec": _PACKETS_LOST,
+    "fec_uncorrectable": _PACKETS_LOST,
+    "crc_errors": _PACKETS_LOST,
+    "link_recoveries": _CLEAN_CABLE,
+    "link_symbol_errors": _CLEAN_CABLE,
+    "lane_imbalance": _CLEAN_MODULE,
     "pcie_": "reseat the NIC, or move it to another slot",
     "pause": "the node receives too slowly: look for a stuck program, then for PCIe errors",
     "gid_missing": "set the address of the NIC again",
@@ -35,20 +41,20 @@ _REMEDIES = {
     "miscabled": "move the cable to the port of the cabling plan",
     "ib_": "check the subnet manager",
     "repeated_xid": "test the GPU (dcgmi diag -r 3); if programs on other GPUs run, replace it",
-    "xid_": "drain the node, then reset the GPU or reboot",
-    "recovery_": "drain the node, then reset the GPU or reboot",
+    "xid_": _RESET_GPU,
+    "recovery_": _RESET_GPU,
     "gpu_lost": "drain the node and reboot it; if the GPU stays away, replace it",
-    "gpu_un": "drain the node, then reset the GPU or reboot",
-    "remap_": "drain the node and reset the GPU; if it comes again, replace it",
-    "sram_": "drain the node and reset the GPU; if it comes again, replace it",
+    "gpu_un": _RESET_GPU,
+    "remap_": _REPLACE_GPU,
+    "sram_": _REPLACE_GPU,
     "nvswitch_": "look at the log of nvidia-fabricmanager; drain the node and reboot it",
     "process_stuck": "end the process; if it cannot end, drain the node and reboot it",
     "temperature_margin": "check fans, air flow, filters and water",
     "nvlink_": "drain the node and reset its GPUs; if it comes again, replace the GPU or its cable",
     "fabric_": "look at the log of nvidia-fabricmanager, then drain the node and reset its GPUs",
     "driver_": "look at the kernel's log for the driver, then drain the node and reboot it",
-    "data_stale": "the agent's readings stopped: kubectl logs of its pod",
-    "link_unseen": "the agent's readings stopped: kubectl logs of its pod",
+    "data_stale": _NO_READINGS,
+    "link_unseen": _NO_READINGS,
 }
 """By the beginning of a reason. ``DEVICE`` is the name of the device."""
 _SECTIONS = {

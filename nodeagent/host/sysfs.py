@@ -42,6 +42,11 @@ class SysfsError(Exception):
     """A file that exists and cannot be read; the message has its path on the machine."""
 
 
+def no_machine(root: Path) -> str:
+    """Why a folder without ``/sys`` is refused, with the remedy."""
+    return f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation"
+
+
 class Tree:
     """Files below ``root``. All paths, arguments and results, are paths of the machine: ``/sys/class/net``."""
 

@@ -74,7 +74,6 @@ class NodeInfo(NamedTuple):
     ports: int
     system_image_guid: int
     node_guid: int
-    port_guid: int
     device: int
     revision: int
     local_port: int
@@ -124,7 +123,7 @@ def answer(packet: bytes, attribute: Attribute) -> bytes:
 def node_info(packet: bytes) -> NodeInfo:
     """The node in an answer to ``NODE_INFO``. Raises ``SmpError``."""
     fields = _NODE_INFO.unpack_from(answer(packet, Attribute.NODE_INFO))
-    _, _, kind, ports, system, node, port_guid, _, device, revision, local_port, vendor = fields
+    _, _, kind, ports, system, node, _, _, device, revision, local_port, vendor = fields
     if node in _INVALID_GUIDS:
         raise SmpError(f"the peer has the node GUID {guid_text(node)}, which is invalid")
     try:
@@ -134,7 +133,7 @@ def node_info(packet: bytes) -> NodeInfo:
     if local_port == 0:
         raise SmpError("the peer names no port on which the question came in")
     return NodeInfo(
-        node_type, ports, system, node, port_guid, device, revision, local_port, int.from_bytes(vendor, "big")
+        node_type, ports, system, node, device, revision, local_port, int.from_bytes(vendor, "big")
     )
 
 

@@ -42,7 +42,6 @@ CAPABILITY_WORDS = (
     "two-port-mac-relay",
 )
 INTERFACE_WORDS = {1: "unknown", 2: "ifindex", 3: "system-port"}
-ALGORITHM_WORDS = {0: "strict", 1: "credit-based-shaper", 2: "ets", 255: "vendor"}
 SELECTOR_WORDS = {1: "ethertype", 2: "tcp-sctp", 3: "udp-dccp", 4: "port", 5: "dscp"}
 
 
@@ -142,7 +141,7 @@ class LinkAggregation(msgspec.Struct, frozen=True, gc=False):
 
 class EtsRecommendation(msgspec.Struct, frozen=True, gc=False):
     """``classes[p]`` is the traffic class of priority p; ``bandwidth[c]`` (percent) and ``algorithms[c]``
-    (``ALGORITHM_WORDS``) belong to class c. Eight octets each.
+    (``facts.model.ets_algorithm``) belong to class c. Eight octets each.
     """
 
     classes: bytes

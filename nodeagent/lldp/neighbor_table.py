@@ -43,10 +43,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from nodeagent.facts.model import Ets, Identifier, Neighbor
+from nodeagent.facts.model import Ets, Identifier, Neighbor, ets_algorithm
 from nodeagent.lldp.escaping import mac, printable
 from nodeagent.lldp.ethernet import parse_frame
-from nodeagent.lldp.lldpdu import ALGORITHM_WORDS, ChassisId, Lldpdu, LldpError, PortId, capability_words
+from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, LldpError, PortId, capability_words
 from nodeagent.lldp.lldpdu_codec import decode
 
 CAPACITY = 32
@@ -510,7 +510,7 @@ def neighbor_of(link: str, pdu: Lldpdu, source: bytes) -> Neighbor:
         ets=Ets(
             tuple(pdu.ets.classes),
             tuple(pdu.ets.bandwidth),
-            tuple(ALGORITHM_WORDS.get(number, f"algorithm-{number}") for number in pdu.ets.algorithms),
+            tuple(map(ets_algorithm, pdu.ets.algorithms)),
         )
         if pdu.ets
         else None,

@@ -15,7 +15,6 @@ class ReaderStatus(msgspec.Struct):
 
     source: Source
     attempts: int = 0
-    successes: int = 0
     errors: int = 0
     duration_s: float | None = None
     succeeded_at: float | None = None
@@ -36,7 +35,6 @@ class ReaderStatus(msgspec.Struct):
         """Note a success. Returns whether the reader had failed before."""
         recovered = self.reason is not None
         self.attempts += 1
-        self.successes += 1
         self.duration_s, self.succeeded_at, self.reason = duration_s, now, None
         return recovered
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -15,7 +15,6 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from nodeagent import __version__
-from nodeagent.fabric.jobs import JobFabric
 from nodeagent.fabric.outcome import AnomalyKind, PlanOutcome
 from nodeagent.metrics.computed_family import ComputedFamily, by_key, computed, single
 from nodeagent.metrics.text_format import Series
@@ -30,37 +29,8 @@ class PlanProgress(Protocol):
     suppressed: int
 
 
-class SwitchReads(Protocol):
-    """``topology.switches.switch_poller.SwitchPoller``: readings by result, switches by state, rounds."""
-
-    reads: Counter[str]
-    states: Counter[str]
-    round_s: float | None
-    rounds: int
-
-
-class MarkedNodes(Protocol):
-    """``topology.min_links_marks.MinLinksMarker``: writes by mark and result, marked nodes, spared nodes."""
-
-    writes: Counter[tuple[str, str]]
-    spared: int
-
-    @property
-    def counts(self) -> Mapping[str, int]: ...
-
-
-class ProbedRails(Protocol):
-    """``topology.rail_keeper.RailKeeper``: writes by verb and result, legs by state."""
-
-    writes: Counter[tuple[str, str]]
-
-    @property
-    def legs(self) -> Mapping[str, int]: ...
-
-
 class ControllerInput(msgspec.Struct, frozen=True):
-    """Everything that one scrape of the controller shows. ``switches``, ``marks`` and ``rails`` exist if
-    configured."""
+    """The core of the controller, as one scrape shows it."""
 
     progress: PlanProgress
     mirrors: Mapping[str, Any]
@@ -72,37 +42,39 @@ class ControllerInput(msgspec.Struct, frozen=True):
     restarts: Mapping[str, int]
     """Of the controller's tasks."""
     leading: bool
-    switches: SwitchReads | None = None
-    marks: MarkedNodes | None = None
-    rails: ProbedRails | None = None
-    startup_taints: Mapping[str, int] | None = None
-    """Writes by result, if configured."""
+    feature_writes: Iterable[Series] = ()
+    """Writes of features by verb, object and result."""
     configuration_fault: str = ""
-    jobs: Sequence[JobFabric] = ()
-    """The jobs that are shown, if configured; of the leader."""
     maintenance: Mapping[tuple[str, str, str, str], float] = {}
     """When planned work ends (Unix time), by Node, link, netdev and PCI address."""
 
 
+FeatureFamilies = tuple[Iterable[ComputedFamily[Any]], object]
+"""The families of a feature, and what they show."""
+
+
 class _Families(Collector):
-    def __init__(self, shown: ControllerInput) -> None:
-        self._shown = shown
+    def __init__(self, shown: ControllerInput, features: Iterable[FeatureFamilies]) -> None:
+        self._shown = ((CONTROLLER_FAMILIES, shown), *features)
 
     def collect(self) -> Iterator[Metric]:
-        for computed_family in CONTROLLER_FAMILIES:
-            family = computed_family.family
-            kind = CounterMetricFamily if family.type == "counter" else GaugeMetricFamily
-            metric = kind(family.base, family.help, labels=family.labels)
-            for labels, number in computed_family.series_of(self._shown):
-                metric.add_metric(labels, number)
-            if metric.samples:
-                yield metric
+        for families, shown in self._shown:
+            for computed_family in families:
+                family = computed_family.family
+                kind = CounterMetricFamily if family.type == "counter" else GaugeMetricFamily
+                metric = kind(family.base, family.help, labels=family.labels)
+                for labels, number in computed_family.series_of(shown):
+                    metric.add_metric(labels, number)
+                if metric.samples:
+                    yield metric
 
 
-def render(shown: ControllerInput, openmetrics: bool) -> tuple[bytes, str]:
+def render(
+    shown: ControllerInput, openmetrics: bool, features: Iterable[FeatureFamilies] = ()
+) -> tuple[bytes, str]:
     """The page and its content type. Families without series are left out."""
     registry = CollectorRegistry()
-    registry.register(_Families(shown))
+    registry.register(_Families(shown, features))
     if openmetrics:
         page: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
         return page, OPENMETRICS_TYPE
@@ -114,13 +86,6 @@ def _of_outcome(
 ) -> Callable[[ControllerInput], Iterable[Series]]:
     """Series of the last outcome; none in a replica that has made no plan."""
     return lambda shown: () if shown.progress.outcome is None else series(shown.progress.outcome)
-
-
-def _of_switches(
-    series: Callable[[SwitchReads], Iterable[Series]],
-) -> Callable[[ControllerInput], Iterable[Series]]:
-    """Series of the switches, if configured."""
-    return lambda shown: () if shown.switches is None else series(shown.switches)
 
 
 def _nodes(outcome: PlanOutcome) -> Iterator[Series]:
@@ -160,20 +125,7 @@ def _writes(shown: ControllerInput) -> Iterator[Series]:
         yield (verb, "hypernode", result), count
     for result, count in sorted(shown.label_writes.items()):
         yield ("patch", "node", result), count
-    if shown.marks is not None:
-        for (mark, result), count in sorted(shown.marks.writes.items()):
-            yield ("apply" if mark == "condition" else "patch", f"node-{mark}", result), count
-    if shown.rails is not None:
-        for (verb, result), count in sorted(shown.rails.writes.items()):
-            yield (verb, "railpartners", result), count
-    for result, count in sorted((shown.startup_taints or {}).items()):
-        yield ("patch", "node-startup-taint", result), count
-
-
-def _marked_nodes(shown: ControllerInput) -> Iterator[Series]:
-    if shown.marks is not None:
-        for mark, count in shown.marks.counts.items():
-            yield (mark,), count
+    yield from shown.feature_writes
 
 
 CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
@@ -202,30 +154,10 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
     computed("watch_age_seconds", "resource", "Time since the API server last answered for a resource.", _watch_age),
     computed("watch_lists_total", "resource,cause", "Full lists of a resource by their cause.", _watch_lists),
     computed("controller_writes_total", "verb,object,result", "Writes to the API server.", _writes),
-    computed("fabric_marked_nodes", "mark", "Nodes marked for having too few links up.", _marked_nodes),
-    computed("fabric_spared_nodes", "",
-        "Nodes with too few links that are not tainted, because too many would be.",
-        lambda shown: single(None if shown.marks is None else shown.marks.spared)),
-    computed("rail_legs", "state", "Legs between NICs that are probed; a bad one loses packets.",
-        lambda shown: by_key(shown.rails.legs) if shown.rails is not None and shown.leading else ()),
-    computed("switch_reads_total", "result", "Readings of a switch's LLDP neighbors.",
-        _of_switches(lambda switches: by_key(switches.reads))),
-    computed("switches", "state", "Switches by the result of their last reading.",
-        _of_switches(lambda switches: (
-            ((state,), switches.states[state]) for state in ("read", "silent", "no-address")))),
-    computed("switch_rounds_total", "", "Rounds of readings of all switches.",
-        _of_switches(lambda switches: single(switches.rounds))),
-    computed("switch_round_duration_seconds", "", "Duration of the last round.",
-        _of_switches(lambda switches: single(switches.round_s))),
-    computed("job_links_degraded", "namespace,kind,name",
-        "Links of the job's VFs that are neither healthy nor unused.",
-        lambda shown: ((one.job, len(one.faulty)) for one in shown.jobs)),
-    computed("job_leaf_groups", "namespace,kind,name", "Leaf groups with nodes of the job.",
-        lambda shown: ((one.job, one.leaf_groups) for one in shown.jobs)),
     computed("maintenance_end_timestamp_seconds", "node,link,device,pci_address",
         "When the maintenance of a link ends, or that of the whole node (no link); absent after it.",
         lambda shown: shown.maintenance.items()),
     computed("task_restarts_total", "task", "Tasks of the controller that failed and were restarted.",
         lambda shown: by_key(shown.restarts)),
 )  # fmt: skip
-"""In the order of the page."""
+"""In the order of the page; those of features follow (``nodeagent/feature_tables.py``)."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from itertools import chain
+from typing import Any, Protocol
 
 import msgspec
 
@@ -25,6 +26,7 @@ from nodeagent.health.rules import rule_words
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease
 from nodeagent.kube.resource import NODELINKS
+from nodeagent.metrics.computed_family import ComputedFamily
 from nodeagent.metrics.controller_metrics import ControllerInput, PlanProgress, render
 from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.topology.hypernodes import HyperNodeWriter
@@ -71,7 +73,7 @@ _REPORT = NODELINKS.typed(_ReportedLinks)
 
 
 class ControllerPages:
-    """``reader`` asks the API server for the report of a selected node."""
+    """``reader`` asks the API server for the report of a selected node. ``families`` are those of each feature."""
 
     def __init__(
         self,
@@ -83,7 +85,9 @@ class ControllerPages:
         reader: ApiClient,
         namespace: str,
         replica: str,
+        families: Mapping[str, Sequence[ComputedFamily[Any]]],
     ) -> None:
+        self._families = families
         self._settings = settings
         self._fabric, self._lease, self._progress, self._writes = fabric, lease, progress, writes
         self._reader, self._namespace, self._replica = reader, namespace, replica
@@ -99,7 +103,7 @@ class ControllerPages:
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
         """Serve until cancelled. ``listening`` takes the port."""
         probes: dict[str, PageHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
-        folders = {}
+        folders, features = {}, self._fabric.parts.features.values()
         if self._settings.ui:
             folders[PREFIX] = UiPages(
                 "fabric",
@@ -107,8 +111,8 @@ class ControllerPages:
                 {
                     "node.json": self._node,
                     "pods.json": self._pods,
-                    "jobs.json": self._jobs,
                     "history.json": self._changes,
+                    **{name: partial(self._of_feature, name) for part in features for name in part.pages},
                 },
             ).answer
         access = AccessControl(self._settings)
@@ -138,12 +142,14 @@ class ControllerPages:
         return supervise.either(mirror.changed(mirror.revision), self._planned.wait())
 
     def _state(self) -> dict[str, object]:
-        return {
+        state: dict[str, object] = {
             "replica": self._replica,
             "leading": self._lease.leading,
             "leader": (self._lease.holder or "").rpartition("_")[0],
-            "jobs": self._fabric.parts.jobs is not None,
         }
+        for part in self._fabric.parts.features.values():
+            state.update(part.state)
+        return state
 
     async def _node(self, parameters: Mapping[str, str]) -> Page:
         """The whole report of a node. A list of one needs no right that the controller lacks."""
@@ -173,36 +179,38 @@ class ControllerPages:
         found = await self._fabric.parts.mirror.pods.find(text, PODS_FOUND_MAX)
         return Page(200, msgspec.json.encode(found), JSON_TYPE)
 
-    async def _jobs(self, parameters: Mapping[str, str]) -> Page:
-        """The jobs whose kind, namespace and name contain a text, with their nodes."""
-        text, jobs = parameters.get("text", "").strip(), self._fabric.parts.jobs
-        if jobs is None:
-            return Page(404, b"set jobs: true in the configuration of the controller\n")
-        if len(text) > NAME_MAX:
-            return Page(400, b"give a part of the name\n")
-        return Page(200, msgspec.json.encode(await jobs.find(text, PODS_FOUND_MAX)), JSON_TYPE)
+    async def _of_feature(self, name: str, parameters: Mapping[str, str]) -> Page:
+        """The answer of the feature in force: its part is replaced with the configuration."""
+        for part in self._fabric.parts.features.values():
+            if (question := part.pages.get(name)) is not None:
+                return await question(parameters)
+        return Page(404, b"this controller has no such page\n")
 
     # --- metrics and probes -----------------------------------------------------------------------------------
 
     def metrics(self, accept: str) -> Page:
         parts = self._fabric.parts
-        copies = {} if parts.jobs is None else {"pods": parts.jobs.pods}
+        features = parts.features.values()
         shown = ControllerInput(
             self._progress,
-            {**parts.mirror.parts(), **copies},
+            {
+                **parts.mirror.parts(),
+                **{name: copy for one in features for name, copy in one.mirrors.items()},
+            },
             self._writes.hypernodes.writes,
             self._writes.labels.writes,
             supervise.restarts,
             leading=self._lease.leading,
-            switches=parts.switches,
-            marks=parts.marks,
-            rails=parts.rails,
-            startup_taints=parts.startup.writes if parts.startup is not None else None,
+            feature_writes=chain.from_iterable(one.writes() for one in features),
             configuration_fault=self._fabric.fault,
-            jobs=() if parts.jobs is None else parts.jobs.shown,
             maintenance=ends(parts.planner.inputs.maintenance.of_node, time.time()),
         )
-        return Page(200, *render(shown, openmetrics=negotiate(accept) != PLAIN))
+        shown_features = [
+            (self._families.get(name, ()), one.shown)
+            for name, one in parts.features.items()
+            if one.shown is not None
+        ]
+        return Page(200, *render(shown, negotiate(accept) != PLAIN, shown_features))
 
     def _healthz(self, _accept: str) -> Page:
         return Page(200, b"ok\n")

@@ -62,12 +62,12 @@ class PodIndex:
     take less than 2 MiB. The rest of a holder is asked of the API server when its node is selected.
     """
 
-    def __init__(self, *, with_links: bool = False) -> None:
+    def __init__(self) -> None:
         self._pods: dict[str, str] = {}
         """``namespace/pod`` on lines of their own, by node."""
-        self._with_links = with_links
+        self.with_links = False
         self.links: dict[str, dict[str, tuple[str, ...]]] = {}
-        """The links of each pod by node, if asked for."""
+        """The links of each pod by node, if ``with_links`` asks for them before the first report."""
 
     def take(self, node: str, holders: bytes) -> bool:
         """Replace the pods of a node by those in the JSON of ``holders``. Unreadable ones count as none. Return whether
@@ -80,7 +80,7 @@ class PodIndex:
         if found:
             names = (f"{holder.namespace}/{holder.pod}" for holder in found)
             self._pods[node] = "\n".join(one_line(name, NAME_MAX, ascii_only=True) for name in names)
-            if self._with_links:
+            if self.with_links:
                 self.links[node] = held_links(found)
         else:
             self.forget(node)
@@ -143,11 +143,10 @@ class ClusterMirror:
         listener: Planner,
         label_keys: Iterable[str],
         changes: ChangeLog | None = None,
-        pods: PodIndex | None = None,
     ) -> None:
         self.revision = 0
         self.changes = changes or ChangeLog(CONTROLLER_MAX)
-        self.pods = pods or PodIndex()
+        self.pods = PodIndex()
         self._client = client
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from nodeagent.fabric import Planner
-from nodeagent.topology.cluster_jobs import ClusterJobs
+from nodeagent.kube.reflector import Reflector
+from nodeagent.metrics.text_format import Series
 from nodeagent.topology.hypernodes import OverlapMarker
-from nodeagent.topology.kept_objects import KeptObjects
-from nodeagent.topology.min_links_marks import MinLinksMarker
 from nodeagent.topology.mirrors import ClusterMirror
-from nodeagent.topology.rail_keeper import RailKeeper
-from nodeagent.topology.startup_taint import StartupTaints
-from nodeagent.topology.switches.switch_poller import SwitchPoller
+from nodeagent.web.ui_pages import Question
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class ControllerPart(NamedTuple):
+    """A feature's part of the controller: empty, if it is off."""
+
+    lead: Mapping[str, Callable[[], Awaitable[object]]] = _NOTHING
+    """Tasks by name, which run while this replica leads."""
+    mirrors: Mapping[str, Reflector[Any]] = _NOTHING
+    """Further copies by resource, which each replica keeps. Neither the tree nor being ready waits for them."""
+    pages: Mapping[str, Question] = _NOTHING
+    """Answers to questions of the map, by name."""
+    state: Mapping[str, object] = _NOTHING
+    """Fields of the map's state."""
+    shown: Any = None
+    """The object that the families of the feature show; ``None``: they have no series."""
+    writes: Callable[[], Iterable[Series]] = tuple
+    """The counts of its writes by verb, object and result."""
+    stays: Mapping[str, str] = _NOTHING
+    """A sentence for the log about objects that stay once the feature is off, by the command that removes them."""
 
 
 class FabricParts(NamedTuple):
-    """``marks``, ``startup``, ``switches``, ``jobs`` and ``rails`` exist if configured."""
+    """``features`` are by the name of their row."""
 
     outputs: Collection[str]
     planner: Planner
     mirror: ClusterMirror
     overlaps: OverlapMarker
-    marks: MinLinksMarker | None
-    startup: StartupTaints | None
-    switches: SwitchPoller | None
-    kept: Mapping[str, KeptObjects]
-    """By output."""
-    jobs: ClusterJobs | None
-    rails: RailKeeper | None
+    features: Mapping[str, ControllerPart]

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from nodeagent.measurements.sample import Sample
 
@@ -21,34 +21,32 @@ SERIES_MAX = 400
 
 
 class Curve(NamedTuple):
-    """``parts`` are the samples that make it: of several keys (``name/key``) the sum, or the least. ``rate``: the
-    change per second is shown. ``per``: the bits of the line divide it, as for a bit error ratio: the change of this
-    counter, and at least its speed by the time, as in the rule ``pre_fec_ber``. Many drivers count no such bits."""
+    """``sample`` is the name of the samples that make it: of several keys (``name/key``) the sum, of lanes of
+    light the least. ``rate``: the change per second is shown. ``per``: the bits of the line divide it, as for a bit
+    error ratio: the change of this counter, and at least its speed by the time, as in the rule ``pre_fec_ber``. Many
+    drivers count no such bits."""
 
     name: str
     unit: str
-    parts: tuple[str, ...]
-    join: Literal["sum", "min"] = "sum"
+    sample: str
     rate: bool = False
     per: str = ""
 
 
 CURVES = (
-    Curve("received light", "W", ("rx_power_watts",), join="min"),
-    Curve("module temperature", "°C", ("module_celsius",)),
-    Curve("bit error ratio before FEC", "", ("fec_corrected_bits",), rate=True, per="phy_rx_bits"),
-    Curve("paused by the peer", "of the time", ("prio_rx_pause_seconds",), rate=True),
-    Curve("pausing the peer", "of the time", ("prio_tx_pause_seconds",), rate=True),
-    Curve("received", "B/s", ("phy_rx_bytes",), rate=True),
-    Curve("sent", "B/s", ("phy_tx_bytes",), rate=True),
-    Curve("temperature", "°C", ("gpu_celsius",)),
-    Curve("utilization", "of the time", ("gpu_utilization",)),
-    Curve("memory in use", "B", ("gpu_memory_used_bytes",)),
+    Curve("received light", "W", "rx_power_watts"),
+    Curve("module temperature", "°C", "module_celsius"),
+    Curve("bit error ratio before FEC", "", "fec_corrected_bits", rate=True, per="phy_rx_bits"),
+    Curve("paused by the peer", "of the time", "prio_rx_pause_seconds", rate=True),
+    Curve("pausing the peer", "of the time", "prio_tx_pause_seconds", rate=True),
+    Curve("received", "B/s", "phy_rx_bytes", rate=True),
+    Curve("sent", "B/s", "phy_tx_bytes", rate=True),
+    Curve("temperature", "°C", "gpu_celsius"),
+    Curve("utilization", "of the time", "gpu_utilization"),
+    Curve("memory in use", "B", "gpu_memory_used_bytes"),
 )
 _SPEED = "speed_mbps"
-_WANTED = frozenset(
-    (*(part for curve in CURVES for part in curve.parts), *(curve.per for curve in CURVES), _SPEED)
-)
+_WANTED = frozenset((*(curve.sample for curve in CURVES), *(curve.per for curve in CURVES), _SPEED))
 
 
 @lru_cache(256)  # the samples of one reader have the same names
@@ -101,7 +99,7 @@ class SampleHistory:
         curves: dict[str, list[dict[str, object]]] = {}
         for curve in CURVES:
             for (device, name), series in self._series.items():
-                if name != curve.parts[0]:
+                if name != curve.sample:
                     continue
                 bits = self._line_bits(device, curve.per, series) if curve.per else None
                 times, values = _points(curve, series, bits)

@@ -78,7 +78,7 @@ LARGE_CLASSES = {
     "hack/lab/nodeagent_lab/sim/machine/simulated_machine.py:Machine": STAND_IN,
     "hack/lab/nodeagent_lab/sim/machine/state.py:Device": DOCUMENT,
     "nodeagent/sources/gpu_publisher.py:GpuPublisher": "one method for each kind of news, and the state they share",
-    "nodeagent/topology/switches/switch_poller.py:SwitchPoller": LIFETIME,
+    "nodeagent/features/switches/switch_poller.py:SwitchPoller": LIFETIME,
     "nodeagent/web/gpu_statuses.py:GpuStatus": DOCUMENT,
     "nodeagent/web/node_view.py:NodeView": DOCUMENT,
     "nodeagent/web/node_view.py:ViewNic": DOCUMENT,
@@ -374,6 +374,21 @@ def test_each_kind_of_device_stands_in_the_contract_of_kinds() -> None:
     assert independent["type"] == "independence"
     assert kinds
     assert set(independent["modules"]) == kinds, "add it to the contract in pyproject.toml"
+
+
+def test_each_feature_stands_in_the_contracts_of_features() -> None:
+    """None of them imports another, and the controller imports none."""
+    features = {
+        f"nodeagent.features.{path.stem}"
+        for path in (ROOT / "nodeagent/features").iterdir()
+        if path.stem not in ("__init__", "__pycache__", "seam")
+    }
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    named = {one["name"]: one for one in contracts}
+    assert features
+    assert set(named["Features are independent of each other"]["modules"]) == features
+    core = named["The core of the controller names no feature"]
+    assert set(core["forbidden_modules"]) == features
 
 
 def test_each_kind_of_device_has_every_method_without_a_default() -> None:

@@ -106,7 +106,7 @@ async def test_a_gpu_that_the_driver_never_named_is_a_fact() -> None:
         assert f'nodeagent_gpu_health_state{{gpu="{place}",state="unhealthy"}} 1' in page
         view = await listing.scan_once(Config(), n.root)
         assert f"GPU at {place}: unhealthy: gpu_lost: The driver no longer reaches" in listing.as_table(view)
-        assert [gpu["place"] for gpu in json.loads(listing.as_json(view))["unusable_gpus"]] == [place]
+        assert [gpu["place"] for gpu in json.loads(listing.as_json(view))["unusableGpus"]] == [place]
         assert f'nodeagent_gpu_health_reason{{gpu="{place}",reason="gpu_lost",severity="fault"}} 1' in page
         _, views = await n.get("/health")
         assert [view["reasons"][0]["key"] for view in json.loads(views) if view["device"] == place] == [

@@ -127,7 +127,7 @@ async def test_the_documented_commands_show_what_the_agent_of_the_pod_holds(base
             seen = json.loads(out)
             faulty = [gpu["health"]["state"] != "healthy" for gpu in seen["gpus"]]
             assert faulty == [index == HELD_GPU for index in range(8)]
-            pfs = {function["pci_address"]: function["health"]["state"] for function in seen["functions"]}
+            pfs = {function["pciAddress"]: function["health"]["state"] for function in seen["functions"]}
             assert pfs[HELD_NIC] == "down"
             healthy = {
                 name: sum(len(entry["ids"]) for entry in entries if not entry["health"]["reasons"])

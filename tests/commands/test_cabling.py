@@ -73,7 +73,7 @@ def states(capsys: pytest.CaptureFixture[str], *options: object) -> tuple[int, s
     """The exit code, and state, node, link, present and right switch of each listed link."""
     code = main(["cabling", "--json", *map(str, options)])
     listed = json.loads(capsys.readouterr().out)
-    return code, {(one["state"], one["node"], one["link"], one["switch"], one["to_switch"]) for one in listed}
+    return code, {(one["state"], one["node"], one["link"], one["switch"], one["toSwitch"]) for one in listed}
 
 
 def faulty(made: Hall) -> set[tuple[str, ...]]:
@@ -152,7 +152,7 @@ def test_ports_out_of_the_order_of_their_group_are_listed(
     assert {(one["node"], one["link"]) for one in listed} == {("su1-n01", "rail2"), ("su1-n03", "rail2")}
     for one in listed:
         end = right[one["node"], one["link"]]
-        assert (one["state"], one["to_switch"], one["to_port"]) == (
+        assert (one["state"], one["toSwitch"], one["toPort"]) == (
             "elsewhere",
             end.system_name,
             end.port_id.value,

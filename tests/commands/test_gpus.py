@@ -227,13 +227,11 @@ async def test_the_agent_answers_with_shares_use_and_pods(capsys) -> None:
         assert "agent.sock answers" in err
         first, second = json.loads(out)["gpus"]
         assert (first["free"], first["largest"], first["slices"]) == (39, 39, 79)
-        assert first["granted_bytes"] == 40 * GIB
+        assert first["grantedBytes"] == 40 * GIB
         (pod,) = first["pods"]
-        assert (pod["pod"], pod["used_bytes"], pod["utilization"]) == ("p", 41 * GIB, 0.25)
+        assert (pod["pod"], pod["usedBytes"], pod["utilization"]) == ("p", 41 * GIB, 0.25)
         assert (second["free"], second["pods"]) == (79, [])
-        assert pod["members"] == [
-            {"pid": 11, "name": "python3", "memory_bytes": 41 * GIB, "memoryBytes": 41 * GIB}
-        ]
+        assert pod["members"] == [{"pid": 11, "name": "python3", "memoryBytes": 41 * GIB}]
         out, _ = await gpus()
         assert "default/p" in out
         assert "41.0 GiB" in out

@@ -76,8 +76,8 @@ async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, 
     printed = json.loads(neighbor_listing.as_json(result))
     assert [link["state"] for link in printed["links"]] == ["live", "live", "down"]
     one = printed["links"][0]["neighbors"][0]
-    assert one["port_id"] == {"subtype": "ifname", "value": "Ethernet1"}
-    assert 0 <= one["age_seconds"] < 60
+    assert one["portId"] == {"subtype": "ifname", "value": "Ethernet1"}
+    assert 0 <= one["ageSeconds"] < 60
     assert one["stale"] is False
 
 
@@ -162,11 +162,11 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
         printed = json.loads(out)
         assert (printed["agent"], err) == (f"{running.root}/var/lib/nodeagent/agent.sock", "")
         first, second, third = printed["links"]
-        assert [one["system_name"] for one in first["neighbors"]] == ["leaf-1", "forged"]
-        assert [one["ttl_seconds"] for one in first["neighbors"]] == [120, 300]
-        assert first["neighbors"][1]["announced_ttl_seconds"] == 65535
-        assert first["moved_from"] == "leaf-9 p9"
-        assert first["moved_seconds"] >= 0
+        assert [one["systemName"] for one in first["neighbors"]] == ["leaf-1", "forged"]
+        assert [one["ttlSeconds"] for one in first["neighbors"]] == [120, 300]
+        assert first["neighbors"][1]["announcedTtlSeconds"] == 65535
+        assert first["movedFrom"] == "leaf-9 p9"
+        assert first["movedSeconds"] >= 0
         assert [second["state"], third["state"]] == ["unheard", "down"]
         facts = [one for one in inventory.snapshot.neighbors if one.link == "swp1"]
         reported = reported_neighbor(facts, None, patient=False)

@@ -75,7 +75,6 @@ FORMS = {
     "topology.txt": ("topology",),
     "topology-whole.txt": ("topology", "--whole"),
     "topology.conf": ("topology", "--format", "slurm"),
-    "topology.dot": ("topology", "--format", "dot"),
     "topology.json": ("topology", "--format", "json"),
 }
 
@@ -528,7 +527,6 @@ def test_names_of_switches_are_shown_and_found_as_plain_text(
     assert hypernode["metadata"]["name"].startswith("nodeagent-t1-rack-12-leaf-0-")
     shown = [
         says(capsys, "topology", "--from", source),
-        says(capsys, "topology", "--from", source, "--format", "dot"),
         says(capsys, "topology", "--from", source, "--format", "html"),
         says(capsys, "plan", "--from", source),
         says(capsys, "explain", "n0", "--from", source),

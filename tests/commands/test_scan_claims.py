@@ -31,7 +31,7 @@ def test_the_table_has_each_device_with_its_capacity_rail_and_place() -> None:
 
 
 def test_programs_get_the_attributes_and_the_answer_of_an_agent_is_decoded() -> None:
-    devices = json.loads(as_json(VIEW))["by_claim"]
+    devices = json.loads(as_json(VIEW))["byClaim"]
     assert devices[11]["attributes"]["rail"] == 3
     assert msgspec.json.decode(msgspec.json.encode(VIEW), type=MachineView).by_claim == VIEW.by_claim
 
@@ -51,7 +51,7 @@ def test_the_places_of_a_mig_profile_are_one_row_of_the_table_and_all_in_the_jso
     assert rows[-1] == "7g.80gb, 1 place"
     assert "9984Mi" in part
     assert "Mi VFs" not in part
-    assert sum(it["pool"] == "mig" for it in json.loads(as_json(divided))["by_claim"]) == 25
+    assert sum(it["pool"] == "mig" for it in json.loads(as_json(divided))["byClaim"]) == 25
 
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"

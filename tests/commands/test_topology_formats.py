@@ -1,11 +1,10 @@
-"""topology.conf and dot as their documentation describes them, read by small readers of their own."""
+"""topology.conf as its documentation describes it, read by a small reader of its own."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from itertools import pairwise
@@ -232,34 +231,6 @@ def test_each_block_size_is_twice_the_one_before_and_fits(sizes: list[int]) -> N
     assert found[-1] <= found[0] * len(sizes) < 2 * found[-1]
 
 
-HOSTILE = ('a"]:::x', "end", "; click n0 evil", "x\ny", "%%{init}", "<b>", "`|", "\\")
-
-
-@pytest.fixture
-def hostile(tmp_path: Path) -> tuple[str, str]:
-    """Links, ports and switches with names that are syntax elsewhere."""
-    items = objects(rails(1, 2))
-    for item in items:
-        for i, link in enumerate(item["links"]):
-            name = HOSTILE[i % len(HOSTILE)]
-            link["name"] = f"{i}{name}"
-            link["neighbor"] |= {"systemName": f"{name}{i}"}
-            link["neighbor"]["portID"]["value"] = f"{name}{item['nodeName']}"
-    file, fabric = tmp_path / "links.json", tmp_path / "fabric.yaml"
-    file.write_text(json.dumps({"kind": "List", "items": items}))
-    fabric.write_text(BISECTION)
-    return str(file), str(fabric)
-
-
-@pytest.mark.needs("dot")
-def test_graphviz_reads_hostile_names(hostile: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    drawn = topology(capsys, hostile, "dot")
-    read = subprocess.run(["dot", "-Tjson0"], input=drawn, capture_output=True, text=True, check=True)
-    graph = json.loads(read.stdout)
-    assert len(graph["edges"]) == 2 * len(HOSTILE)
-    assert not read.stderr
-
-
 def test_nodes_without_a_place_are_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "links.json"
     lonely = {"kind": "NodeLinks", "metadata": {"name": "lonely"}, "nodeName": "lonely", "links": []}
@@ -359,12 +330,3 @@ def test_the_tree_folds_nodes_unless_the_whole_is_asked_for(
     assert "(12 nodes)" in folded
     assert len(folded.splitlines()) < 10
     assert len(whole.splitlines()) == len(folded.splitlines()) + 3 * 11
-
-
-@pytest.mark.needs("dot")
-def test_graphviz_reads_the_picture(reports: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    drawn = topology(capsys, reports, "dot")
-    read = subprocess.run(["dot", "-Tjson0"], input=drawn, capture_output=True, text=True, check=True)
-    graph = json.loads(read.stdout)
-    assert len(graph["edges"]) == 36 * 8
-    assert not read.stderr

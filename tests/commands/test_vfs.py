@@ -697,7 +697,7 @@ def test_the_table_and_the_json_have_the_same_values(root: Path, machine: Machin
     outcome = apply.show(config(entry(8), entry(2, "0000:ff:00.0")), root)
     printed = json.loads(apply.as_json(outcome))
     assert printed["good"] is False
-    assert [(pf["function"]["pci_address"], pf["state"]) for pf in printed["pfs"]] == [
+    assert [(pf["function"]["pciAddress"], pf["state"]) for pf in printed["pfs"]] == [
         (FIRST, "refused"),
         (SECOND, "not configured"),
     ]

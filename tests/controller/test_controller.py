@@ -27,7 +27,7 @@ from nodeagent.web.web_settings import AccessSettings
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.usefixtures("virtual_time")
+pytestmark = pytest.mark.usefixtures("virtual_time", "with_and_without_features")
 
 QUICK = HysteresisSettings(move_seconds=0.3, settle_seconds=0.0, grace_seconds=0.3, hold_seconds=1.0)
 RULES = FabricConfig(hysteresis=QUICK)

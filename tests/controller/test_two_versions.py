@@ -29,9 +29,9 @@ from nodeagent.fabric.rail_partners import rail_partners_object, rail_partners_o
 from nodeagent.fabric.reports import STATE_LETTERS
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import HEALTHY
+from nodeagent.features.other_programs import kept_objects
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.topology import kept_objects
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.apiserver.schema import apply_schema
 from tests.cluster.test_node_report import RAILS

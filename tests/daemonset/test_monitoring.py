@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from hack.docs.metric_notes import AGENT
 from nodeagent.fabric import compute
 from nodeagent.facts.model import Holding, State
+from nodeagent.features.switches.switch_asking import SWITCH_FAMILIES
 from nodeagent.health import gpu, unusable_gpus
 from nodeagent.health.nic import keys
 from nodeagent.health.rules import NIC_RULES, gpu_rules, xids
@@ -65,10 +66,12 @@ def fabric() -> frozenset[str]:
     progress = Progress(outcome=compute(()))
     writes = Counter({("create", "ok"): 1})
     asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
-    shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True, switches=asked,
+    shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True,
                              maintenance={("n", "", "", ""): 1.0})  # fmt: skip
     return frozenset(
-        re.findall(r"^(nodeagent_\w+)", render(shown, openmetrics=False)[0].decode(), re.MULTILINE)
+        re.findall(
+            r"^(nodeagent_\w+)", render(shown, False, [(SWITCH_FAMILIES, asked)])[0].decode(), re.MULTILINE
+        )
     )
 
 

@@ -34,18 +34,21 @@ from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CO
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.cluster.rail_watch import RailWatch
 from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.controller_config import FabricRailsSettings, load_fabric
+from nodeagent.controller_config import load_fabric
 from nodeagent.fabric.fabric_settings import LabelSettings
 from nodeagent.fabric.node_lists import expanded
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import HEALTHY, Health, Holding, Reason, Snapshot, State
+from nodeagent.features import startup_taint
+from nodeagent.features.other_programs import kept_objects
+from nodeagent.features.rail_probing import rail_keeper
+from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.sharing.over_use import OverUse
-from nodeagent.topology import kept_objects, rail_keeper, startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
@@ -728,7 +731,7 @@ async def jobs_at_work(server: ApiServer) -> None:
     controller = Controller(config, Access(server.url, token=server.token(CONTROLLER)), place)
     server.put(job_pods.of_job("first", node=FIRST[0]))
     async with running(controller.run()):
-        jobs = controller.fabric.parts.jobs
+        jobs = controller.fabric.parts.features["jobs"].shown
         assert jobs is not None
         await server.until(lambda: len(jobs.pods.objects) == 1)
         server.put(job_pods.of_job("second", node=FIRST[0], namespace="b"))

@@ -36,8 +36,10 @@ from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.config.setting import Settings
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig, load_fabric
+from nodeagent.features import startup_taint
+from nodeagent.features.other_programs import kept_objects
+from nodeagent.features.rail_probing import rail_keeper
 from nodeagent.kube.access import Access
-from nodeagent.topology import kept_objects, rail_keeper, startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks

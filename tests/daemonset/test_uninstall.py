@@ -21,13 +21,13 @@ from nodeagent.controller import LEASE
 from nodeagent.fabric.fabric_settings import TIER_LABEL, FabricRules, LabelPreset, LabelSettings
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
 from nodeagent.fabric.maintenance import MAINTENANCE
+from nodeagent.features.other_programs.kept_objects import SLURM_CONFIG_MAP
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import NODES
 from nodeagent.kubelet.cdi_files import FILES
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
-from nodeagent.topology.kept_objects import SLURM_CONFIG_MAP
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.admin_access import administered
 from tests.support.manifests import DAEMONSET, ROOT, built, named

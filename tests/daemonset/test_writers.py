@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.node_marks import GPU_CONDITION, OWN_MARKS
+from nodeagent.features import startup_taint
+from nodeagent.features.other_programs import kept_objects
+from nodeagent.features.rail_probing import rail_keeper
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.resource import PODS, Resource
-from nodeagent.topology import kept_objects, rail_keeper, startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.cluster import test_claim_statuses as claim_stage
 from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER

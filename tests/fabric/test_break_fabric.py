@@ -29,7 +29,7 @@ from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, grou
 from tests.support.volcano_rules import VolcanoTree
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.usefixtures("virtual_time")
+pytestmark = pytest.mark.usefixtures("virtual_time", "with_and_without_features")
 
 
 class TreeRules:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from nodeagent.fabric import IMMEDIATE, FabricRules, Planner
 from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor, UplinkRule, find_uplinks, is_same
-from nodeagent.topology.switches import lldp_mib
-from nodeagent.topology.switches.lldp_mib import forwards, index_of
+from nodeagent.features.switches import lldp_mib
+from nodeagent.features.switches.lldp_mib import forwards, index_of
 from tests.support.fabrics import End, links
 
 

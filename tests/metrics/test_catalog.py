@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from hack.docs import metric_notes, metrics
 from hack.docs.sample_texts import TEXTS
+from nodeagent.feature_tables import families_of_controller
 from nodeagent.health.rules import KEYS, NIC_RULES
 from nodeagent.health.rules.gpu_rules import MEASURED_KEYS
 from nodeagent.measurements.family import Family
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, SAMPLED
 from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
-from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
 from nodeagent.metrics.exposition import CATALOG
 from nodeagent.metrics.fact_metrics import FACT_FAMILIES
 from tests.support import golden
@@ -40,7 +40,7 @@ def test_the_tables_of_the_documentation_are_made_from_the_catalog(page: str, bl
     golden.same_between(DOCS / page, begin, end, BLOCKS[page, block]())
 
 
-CONTROLLER = [one.family for one in CONTROLLER_FAMILIES]
+CONTROLLER = families_of_controller()
 
 
 @one_item("family", [*CATALOG.values(), *CONTROLLER], ids=lambda family: family.name)
@@ -56,7 +56,8 @@ def test_a_family_is_named_and_explained(family: Family) -> None:
 
 def test_a_family_has_one_origin() -> None:
     families = [*SAMPLED, *(one.family for one in (*FACT_FAMILIES, *AGENT_FAMILIES))]
-    assert [name for name, count in Counter(family.name for family in families).items() if count > 1] == []
+    for each in (families, CONTROLLER):
+        assert [name for name, count in Counter(family.name for family in each).items() if count > 1] == []
     assert list(CATALOG.values()) == families
     assert all(family.measurements for family in SAMPLED)
 

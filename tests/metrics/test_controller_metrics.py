@@ -14,11 +14,12 @@ from nodeagent import __version__
 from nodeagent.fabric import compute
 from nodeagent.fabric.jobs import JobFabric, JobKey
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
-from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES, ControllerInput, render
+from nodeagent.feature_tables import CONTROLLER, families_of_controller
+from nodeagent.metrics.controller_metrics import ControllerInput, render
 
 
 def full_input() -> ControllerInput:
-    """The input of a leader that has switches and marks configured."""
+    """The input of a leader."""
     outcome = replace(compute(()), placed=8, waiting=1)
     return ControllerInput(
         progress=SimpleNamespace(outcome=outcome, plans=3, plan_s=0.25, suppressed=7),
@@ -29,20 +30,27 @@ def full_input() -> ControllerInput:
         label_writes=Counter({"conflict": 1}),
         restarts={"mirrors": 5},
         leading=True,
-        switches=SimpleNamespace(
-            reads=Counter({"ok": 6}), states=Counter({"silent": 2}), round_s=0.5, rounds=9
-        ),
-        marks=SimpleNamespace(
-            writes=Counter({("condition", "ok"): 1, ("taint", "ok"): 2}), spared=3, counts={"taint": 2}
-        ),
-        rails=SimpleNamespace(writes=Counter({("apply", "ok"): 8}), legs={"good": 46, "bad": 2}),
-        jobs=[JobFabric(JobKey("ml", "JobSet", "llama"), {"a": ("n",)}, 1, (("n", "nic0"),), ())],
+        feature_writes=[(("apply", "railpartners", "ok"), 8)],
         maintenance={("n", "nic0", "enp1", "0000:18:00.0"): 1.8e9, ("n", "", "", ""): 1.7e9},
     )
 
 
+SHOWN = {
+    "switches": SimpleNamespace(
+        reads=Counter({"ok": 6}), states=Counter({"silent": 2}), round_s=0.5, rounds=9
+    ),
+    "marks": SimpleNamespace(spared=3, counts={"taint": 2}),
+    "rails": SimpleNamespace(legs={"good": 46, "bad": 2}),
+    "jobs": SimpleNamespace(
+        shown=[JobFabric(JobKey("ml", "JobSet", "llama"), {"a": ("n",)}, 1, (("n", "nic0"),), ())]
+    ),
+}
+"""The object that each feature with families shows."""
+
+
 def page(shown: ControllerInput, *, openmetrics: bool) -> str:
-    return render(shown, openmetrics=openmetrics)[0].decode()
+    features = [(row.families, SHOWN[row.name]) for row in CONTROLLER if row.families and shown.leading]
+    return render(shown, openmetrics, features)[0].decode()
 
 
 def samples(text: str) -> dict[str, float]:
@@ -57,7 +65,7 @@ def samples(text: str) -> dict[str, float]:
 def test_every_family_with_a_value_is_on_the_page_with_its_type_and_help() -> None:
     shown = {family.name: family for family in read_openmetrics(page(full_input(), openmetrics=True))}
     without_series = {"nodeagent_fabric_hypernodes"}  # no node, no HyperNode
-    for family in (one.family for one in CONTROLLER_FAMILIES):
+    for family in families_of_controller():
         if family.name not in without_series:
             assert shown[family.base].type == family.type
             assert shown[family.base].documentation == family.help
@@ -89,8 +97,6 @@ def test_the_values_of_a_leader() -> None:
         'nodeagent_watch_lists_total{cause="expired",resource="nodes"}': 2,
         'nodeagent_controller_writes_total{object="hypernode",result="ok",verb="create"}': 4,
         'nodeagent_controller_writes_total{object="node",result="conflict",verb="patch"}': 1,
-        'nodeagent_controller_writes_total{object="node-condition",result="ok",verb="apply"}': 1,
-        'nodeagent_controller_writes_total{object="node-taint",result="ok",verb="patch"}': 2,
         'nodeagent_fabric_marked_nodes{mark="taint"}': 2,
         "nodeagent_fabric_spared_nodes": 3,
         'nodeagent_switch_reads_total{result="ok"}': 6,

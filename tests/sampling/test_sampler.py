@@ -533,10 +533,11 @@ async def test_a_broken_file_of_samples_fails_the_link_reader_and_is_logged_once
     for _ in range(3):
         await sampled.once()
     status = sampled.sampler.statuses[Source.LINK]
-    assert (status.errors, status.successes) == (3, 0)
+    assert (status.errors, status.attempts, status.succeeded_at) == (3, 3, None)
     assert "samples.json" in status.reason
     assert len([record for record in caplog.records if "failed" in record.message]) == 1
-    assert sampled.sampler.statuses[Source.PCIE].successes == 3
+    assert sampled.sampler.statuses[Source.PCIE].attempts == 3
+    assert sampled.sampler.statuses[Source.PCIE].errors == 0
 
 
 @pytest.mark.needs("root", "fuse")
@@ -552,16 +553,14 @@ async def test_a_reader_that_hangs_is_reported_and_the_others_continue(tmp_path,
     async with sampling(functions, rates, root=root) as sampled:
         statuses = sampled.sampler.statuses
         await sampled.until(lambda _: statuses[Source.PCIE].hanging)
-        links, rdma = statuses[Source.LINK].successes, statuses[Source.RDMA].successes
+        links, rdma = statuses[Source.LINK].attempts, statuses[Source.RDMA].attempts
         await sampled.until(
-            lambda _: (
-                statuses[Source.LINK].successes > links + 2 and statuses[Source.RDMA].successes > rdma + 2
-            )
+            lambda _: statuses[Source.LINK].attempts > links + 2 and statuses[Source.RDMA].attempts > rdma + 2
         )
-        assert statuses[Source.PCIE].successes == 0
+        assert statuses[Source.PCIE].succeeded_at is None
         assert "not answered" in statuses[Source.PCIE].reason
         hanging.close()
-        await sampled.until(lambda _: statuses[Source.PCIE].successes > 0)
+        await sampled.until(lambda _: statuses[Source.PCIE].succeeded_at is not None)
         assert not statuses[Source.PCIE].hanging
         assert sampled.value(nic, "pcie_gts") == 32
     assert len([record for record in caplog.records if "hangs" in record.message]) == 1

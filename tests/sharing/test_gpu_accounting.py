@@ -125,7 +125,9 @@ async def test_with_enforcement_evict_a_pod_with_a_claim_is_evicted_too(server, 
         uuid = use(n.root, {"pid": 11, "memory_bytes": 45 * GIB})
         await n.kubelet.start()
         text = EVICT.replace("enforcement: evict", "enforcement: evict, mode: dra")
-        text += f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\n"
+        access = f"access: kubeconfig, kubeconfig: {kubeconfig}"
+        text += f"cluster: {{{access}, gpuMemEnforcement: true}}\n"
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
         await n.start_agent(n.configure(text), node_name="n1")
         await n.kubelet.until(lambda: n.kubelet.dra.registered(DRIVER), 20)
         await n.until(lambda: any(n.agent.offering.dra.current.devices()))
@@ -133,6 +135,10 @@ async def test_with_enforcement_evict_a_pod_with_a_claim_is_evicted_too(server, 
         claim = server.put(claim_of("c", result(gpu, 40 << 10, "g"), pod="p"))
         await n.kubelet.dra.prepare("p", [PodClaim("default", "c", claim["metadata"]["uid"], (DRIVER,))])
         await server.until(lambda: server.find("pods", "p", "default") is None)
+        label = "nodeagent.io/gpu-mem-enforcement"
+        await server.until(
+            lambda: server.find("nodes", "n1")["metadata"].get("labels", {}).get(label) == "evict"
+        )
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ sys.exit(main(sys.argv[1:]))
 _FAST_CONTROLLER = """
 import sys
 from nodeagent.cli import main
-from nodeagent.topology import rail_keeper
+from nodeagent.features.rail_probing import rail_keeper
 rail_keeper.JUDGE_S = 1.0
 sys.exit(main(sys.argv[1:]))
 """

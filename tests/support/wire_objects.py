@@ -18,8 +18,8 @@ import yaml
 
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import load_fabric
+from nodeagent.features.other_programs import kept_objects
 from nodeagent.kube.access import Access
-from nodeagent.topology import kept_objects
 from nodeagent_lab.demo.sample_reports import FILE, write_reports
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.daemonset.test_rbac import CONTROLLER, agent_at_work, running

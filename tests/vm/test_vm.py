@@ -36,7 +36,7 @@ def only(run: Run, devices: dict, rail: int) -> None:
 
 
 def pf_of(outcome: dict, address: str) -> dict:
-    return next(pf for pf in outcome["answer"]["pfs"] if pf["function"]["pci_address"] == address)
+    return next(pf for pf in outcome["answer"]["pfs"] if pf["function"]["pciAddress"] == address)
 
 
 # --- creating VFs -----------------------------------------------------------------------------------------
@@ -45,12 +45,12 @@ def pf_of(outcome: dict, address: str) -> dict:
 def test_pfs_without_vfs_keep_their_rails_and_offer_nothing(run: Run) -> None:
     seen = run.step("bare")["scan"]
     assert run.step("bare")["config"]["code"] == 0
-    functions = {function["pci_address"]: function for function in seen["functions"]}
+    functions = {function["pciAddress"]: function for function in seen["functions"]}
     assert len(run.pfs) == len(run.nic["numa_nodes"])
     for pf in run.pfs:
         assert functions[pf]["driver"] == run.nic["pf_driver"]
-        assert functions[pf]["num_vfs"] == 0
-        assert functions[pf]["total_vfs"] >= max(run.nic["vfs"])
+        assert functions[pf]["numVfs"] == 0
+        assert functions[pf]["totalVfs"] >= max(run.nic["vfs"])
     offered = {entry["resource"]: entry["devices"] for entry in seen["resources"]}
     assert offered == {run.resource(rail): [] for rail in range(len(run.pfs))}
 
@@ -117,7 +117,7 @@ def test_vfs_without_a_driver_are_unhealthy_and_become_healthy_when_it_is_loaded
 
 def test_scan_agrees_with_lspci(run: Run) -> None:
     data = run.step("agree")
-    seen = {function["pci_address"]: function for function in data["scan"]["functions"]}
+    seen = {function["pciAddress"]: function for function in data["scan"]["functions"]}
     slots = [dict(re.findall(r"(\w+):\t(.*)", block)) for block in data["lspci"].split("\n\n") if block]
     nics = {slot["Slot"]: slot for slot in slots if slot["Class"] in ("0200", "0207", "0280")}
     assert seen.keys() == nics.keys()
@@ -126,13 +126,13 @@ def test_scan_agrees_with_lspci(run: Run) -> None:
         assert (function["vendor"], function["device"]) == (slot["Vendor"], slot["Device"])
         assert function["driver"] == slot.get("Driver")
         numa = slot.get("NUMANode")
-        assert function["numa_node"] == (None if numa is None else int(numa))
+        assert function["numaNode"] == (None if numa is None else int(numa))
 
 
 def test_scan_agrees_with_ip_link(run: Run) -> None:
     data = run.step("agree")
     links = {link["netdev"]: link for link in data["scan"]["links"]}
-    functions = {function["pci_address"]: function for function in data["scan"]["functions"]}
+    functions = {function["pciAddress"]: function for function in data["scan"]["functions"]}
     links_of_ip = {link["ifname"]: link for link in data["ip"] if link.get("parentbus") == "pci"}
     assert {name: link["parentdev"] for name, link in links_of_ip.items()} == {
         function["netdev"]: address
@@ -144,26 +144,26 @@ def test_scan_agrees_with_ip_link(run: Run) -> None:
             continue
         seen = links[name]
         assert (seen["mac"], seen["mtu"]) == (link["address"], link["mtu"])
-        assert seen["admin_up"] == ("UP" in link["flags"])
+        assert seen["adminUp"] == ("UP" in link["flags"])
         assert seen["carrier"] == ("LOWER_UP" in link["flags"])
         assert seen["operstate"] == link["operstate"].lower()
 
 
 def test_scan_agrees_with_sysfs(run: Run) -> None:
     data = run.step("agree")
-    seen = {function["pci_address"]: function for function in data["scan"]["functions"]}
+    seen = {function["pciAddress"]: function for function in data["scan"]["functions"]}
     assert seen.keys() == data["sysfs"].keys()
     for address, sysfs in data["sysfs"].items():
         function = seen[address]
         assert function["parent"] == sysfs["physfn"]
         assert function["driver"] == sysfs["driver"]
-        assert function["numa_node"] == (None if sysfs["numa_node"] < 0 else sysfs["numa_node"])
-        assert "/".join(("/sys/devices", *function["pci_path"])) == sysfs["real"]
+        assert function["numaNode"] == (None if sysfs["numa_node"] < 0 else sysfs["numa_node"])
+        assert "/".join(("/sys/devices", *function["pciPath"])) == sysfs["real"]
         if function["driver"] != "virtio-pci":
             assert [function["netdev"]] == sysfs["net"]
     for pf, vfs in addresses(run).items():
-        assert [seen[vf]["vf_index"] for vf in vfs] == list(range(len(vfs)))
-        assert seen[pf]["num_vfs"] == len(vfs)
+        assert [seen[vf]["vfIndex"] for vf in vfs] == list(range(len(vfs)))
+        assert seen[pf]["numVfs"] == len(vfs)
 
 
 def test_the_device_list_holds_the_numa_node_of_every_vf(run: Run) -> None:
@@ -192,7 +192,7 @@ def test_a_pod_gets_its_vfs_as_cni_plugins_expect_and_keeps_them(run: Run) -> No
 
 def test_a_vf_bound_to_vfio_pci_is_offered_with_its_iommu_group(run: Run) -> None:
     data = run.step("vfio")
-    assert (data["function"]["driver"], data["function"]["vfio_group"]) == ("vfio-pci", data["group"])
+    assert (data["function"]["driver"], data["function"]["vfioGroup"]) == ("vfio-pci", data["group"])
     assert data["function"]["netdev"] is None
     assert data["function"]["health"]["allocatable"]
     assert data["phase"] == "Running", data["message"]
@@ -298,7 +298,7 @@ def test_a_pf_without_its_driver_loses_only_its_own_vfs_and_recovers_them(run: R
     data = run.step("unbound")
     only(run, data["gone"], 2)
     assert [reason["key"] for reason in data["health"]["reasons"]] == ["driver_unbound"]
-    assert (data["bound"]["driver"], data["bound"]["num_vfs"]) == (run.nic["pf_driver"], 0)
+    assert (data["bound"]["driver"], data["bound"]["numVfs"]) == (run.nic["pf_driver"], 0)
     only(run, data["rebound"], 2)
     assert data["applied"]["code"] == 0
     again = pf_of(data["applied"], run.pfs[2])
@@ -335,8 +335,8 @@ def test_the_agent_receives_frames_of_a_real_lldpd_on_the_cable_of_a_pf(run: Run
     links = {link["link"]: link for link in data["neighbors"]["answer"]["links"]}
     assert {name for name, link in links.items() if link["neighbors"]} == {data["pf"]}
     (neighbor,) = links[data["pf"]]["neighbors"]
-    assert neighbor["system_name"] == "leaf01"
-    assert neighbor["port_description"] == "swp1"
+    assert neighbor["systemName"] == "leaf01"
+    assert neighbor["portDescription"] == "swp1"
     assert [entry["link"] for entry in data["scan"]["answer"]["neighbors"]] == [data["pf"]]
 
 

@@ -728,7 +728,7 @@ async def test_the_map_shows_the_nodes_of_a_job_alone_and_follows_its_pods(brows
             server.put(job_pods.of_jobset("llama", number, node=node))
         server.put(job_pods.of_job("llama-eval", node="node-01"))
         await until(lambda: len(groups(server)) == 2)
-        jobs = controller.fabric.parts.jobs
+        jobs = controller.fabric.parts.features["jobs"].shown
         await until(lambda: jobs is not None and len(jobs.pods.objects) == 3)
         address = f"http://127.0.0.1:{await controller.port}/ui/"
         tab = await asyncio.to_thread(browser.tab, address)

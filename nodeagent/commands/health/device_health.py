@@ -258,7 +258,7 @@ def show_rules(config: Config, options: argparse.Namespace) -> int:
         dict(zip(keys, rule_row(rule), strict=True)) | {"meaning": rule.meaning, "origin": rule.origin}
         for rule in rules
     ]
-    print(document([row | {"source": row["origin"]} for row in rows], options.root, None))
+    print(document(rows, options.root, None))
     return GOOD
 
 

@@ -110,9 +110,9 @@ def add_topology(add: Add) -> None:
     parser.add_argument(
         "--format",
         metavar="FORM",
-        choices=("tree", "dot", "json", "html", *LISTS),
+        choices=("tree", "json", "html", *LISTS),
         default="tree",
-        help="tree shows anomalies; dot and json every cable; html is the fabric map as one file for a browser; "
+        help="tree shows anomalies; json every cable; html is the fabric map as one file for a browser; "
         f"lists of nodes: {', '.join(LISTS)} (default: %(default)s)",
     )
     parser.add_argument(

@@ -1,11 +1,11 @@
-"""Draw the fabric: a tree for a terminal, dot, JSON, or the fabric map as an HTML file."""
+"""Draw the fabric: a tree for a terminal, JSON, or the fabric map as an HTML file."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -26,15 +26,12 @@ _BRANCH = re.compile("[│├└─ ]*")
 
 
 def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
-    """The picture in a form of ``FORMS``. ``whole``: the tree with a line for each node."""
+    """The picture as ``html``, or as ``tree``. ``whole``: the tree with a line for each node."""
     if form == "html":
         view = fabric_view(preview.plan, 0.0, time.time(), details=dict(_details(preview)))
         return self_contained("fabric", msgspec.json.encode(view))
-    renderers: dict[str, Callable[[dict[str, Any]], str]] = {
-        "tree": lambda document: "\n".join(_tree(document, whole=True) if whole else fold(_tree(document))),
-        "dot": _dot,
-    }
-    return renderers[form](document(preview))
+    made = document(preview)
+    return "\n".join(_tree(made, whole=True) if whole else fold(_tree(made)))
 
 
 def wrap(tree: str, width: int | None) -> str:
@@ -146,42 +143,6 @@ def _remarks(node: dict[str, Any]) -> str:
     if not node["links"]:
         parts.append("no report")
     return f"  ({', '.join(parts)})" if parts else ""
-
-
-def _dot(document: dict[str, Any]) -> str:
-    lines = ["graph fabric {", "  rankdir=TB;", "  node [shape=box];"]
-    for branch in document["hypernodes"]:
-        lines += _cluster(branch, "  ")
-    lines += (f"  {switch} -- {node} [label={label}];" for switch, node, label in _edges(document))
-    return "\n".join([*lines, "}"])
-
-
-def _cluster(branch: dict[str, Any], indent: str) -> Iterator[str]:
-    yield f"{indent}subgraph {_dot_string('cluster ' + branch['name'])} {{"
-    yield f"{indent}  label={_dot_string(branch['name'] + ' (' + branch['tierName'] + ')')};"
-    for member in branch.get("members", ()):
-        yield from _cluster(member, indent + "  ")
-    for switch in branch.get("switches", ()):
-        yield f"{indent}  {_dot_string('switch ' + switch)} [label={_dot_string(switch)}, shape=ellipse];"
-    for node in branch.get("nodes", ()):
-        yield f"{indent}  {_dot_string('node ' + node['name'])} [label={_dot_string(node['name'])}];"
-    yield f"{indent}}}"
-
-
-def _edges(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    todo = [*document["hypernodes"]]
-    while todo:
-        branch = todo.pop(0)
-        todo += branch.get("members", ())
-        for node in branch.get("nodes", ()):
-            for link in node["links"]:
-                if link["switch"]:
-                    ends = _dot_string(f"switch {link['switch']}"), _dot_string(f"node {node['name']}")
-                    yield (*ends, _dot_string(f"{link['link']} {link['port'] or ''}".strip()))
-
-
-def _dot_string(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 _LEAF = re.compile(r"(?P<indent>(?:│  |   )*)(?P<branch>[├└]─ )(?P<stem>\S*?)(?P<number>\d+)$")

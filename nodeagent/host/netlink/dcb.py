@@ -13,7 +13,7 @@ from errno import EINVAL, ENODEV, EOPNOTSUPP
 
 from msgspec import Struct
 
-from nodeagent.facts.model import Ets
+from nodeagent.facts.model import Ets, ets_algorithm
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError, attribute, attributes
 from nodeagent.host.netlink.socket import NetlinkSocket
 
@@ -26,7 +26,6 @@ _IEEE_ETS, _IEEE_PFC = 1, 2
 # struct ieee_ets: willing, ets_cap, cbs, then eight octets each of tc_tx_bw, tc_rx_bw, tc_tsa, prio_tc, …
 _ETS_AT, _ETS_SIZE = 3, 3 + 7 * 8
 _PFC_SIZE = 2  # struct ieee_pfc: pfc_cap, pfc_en, …
-_ALGORITHMS = {0: "strict", 1: "credit-based-shaper", 2: "ets", 255: "vendor"}
 
 
 class DcbSettings(Struct, frozen=True):
@@ -68,5 +67,5 @@ def ieee_of(payload: bytes) -> DcbSettings:
 
 def _ets(data: bytes) -> Ets:
     bandwidth, _, algorithms, classes = (tuple(data[at : at + 8]) for at in range(_ETS_AT, _ETS_AT + 32, 8))
-    names = tuple(_ALGORITHMS.get(number, f"algorithm-{number}") for number in algorithms)
+    names = tuple(map(ets_algorithm, algorithms))
     return Ets(classes=classes, bandwidth=bandwidth, algorithms=names)

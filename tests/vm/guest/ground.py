@@ -116,7 +116,7 @@ async def scan() -> Json:
 
 
 async def functions() -> Json:
-    return {function["pci_address"]: function for function in (await scan())["functions"]}
+    return {function["pciAddress"]: function for function in (await scan())["functions"]}
 
 
 async def links() -> Json:

@@ -219,7 +219,7 @@ class Guest:
         await sh("modprobe", "vfio-pci")
         mark = len(self.kubelet.updates)
         await rebind(vf, "vfio-pci")
-        seen = await self.until_scan(lambda functions: functions[vf]["vfio_group"] is not None)
+        seen = await self.until_scan(lambda functions: functions[vf]["vfioGroup"] is not None)
         group = os.readlink(DEVICES / vf / "iommu_group").rpartition("/")[2]
         pod = PodSpec.single("dpdk", {resource: PLAN["vfs"][0]})
         admission = await self.kubelet.admit(pod)

@@ -12,10 +12,10 @@ from typing import Any
 
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.console.json_document import camel
+from nodeagent.facts.model import ets_algorithm
 from nodeagent.lldp.escaping import family_word, mac, object_identifier, printable, valid_unicode
 from nodeagent.lldp.ethernet import Frame
 from nodeagent.lldp.lldpdu import (
-    ALGORITHM_WORDS,
     INTERFACE_WORDS,
     SELECTOR_WORDS,
     EtsConfiguration,
@@ -191,7 +191,7 @@ def _tables(value: EtsConfiguration | EtsRecommendation) -> Json:
     return {
         "classes": list(value.classes),
         "bandwidth": list(value.bandwidth),
-        "algorithms": [ALGORITHM_WORDS.get(item, str(item)) for item in value.algorithms],
+        "algorithms": list(map(ets_algorithm, value.algorithms)),
     }
 
 

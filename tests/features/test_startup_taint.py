@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.node_marks import STARTING_TAINT
+from nodeagent.features import startup_taint
+from nodeagent.features.startup_taint import StartupTaints
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.topology import startup_taint
-from nodeagent.topology.startup_taint import StartupTaints
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.waiting import until
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from nodeagent.base.regular_file import read_regular
-from nodeagent.topology.switches.switch_reading import SwitchError
+from nodeagent.features.switches.switch_reading import SwitchError
 
 NAMES = ("community", "username", "authPassword", "privPassword")
 SIZE_MAX = 256 << 10

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import pytest
 
 from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor
-from nodeagent.topology.switches.credentials import SwitchCredentials, read_credentials
-from nodeagent.topology.switches.switch_poller import NAMED_MAX, SwitchError, SwitchPoller
-from nodeagent.topology.switches.switch_reading import SwitchReading
-from nodeagent.topology.switches.switch_settings import SwitchesSettings
+from nodeagent.features.switches.credentials import SwitchCredentials, read_credentials
+from nodeagent.features.switches.switch_poller import NAMED_MAX, SwitchError, SwitchPoller
+from nodeagent.features.switches.switch_reading import SwitchReading
+from nodeagent.features.switches.switch_settings import SwitchesSettings
 from tests.support import virtual_time
 
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import msgspec
@@ -19,13 +19,19 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.fabric import jobs as fabric_jobs
 from nodeagent.fabric.jobs import FabricOfJobs, HeldLinks, JobFabric, JobPod, ListedPod, by_job
 from nodeagent.fabric.planner import Plan
-from nodeagent.kube.client import ApiClient
+from nodeagent.features.seam import ControllerCore
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import PODS
-from nodeagent.topology.mirrors import PodIndex
+from nodeagent.metrics.computed_family import ComputedFamily, computed
+from nodeagent.topology.mirrors import NAME_MAX
+from nodeagent.topology.parts import ControllerPart
+from nodeagent.web.live_document import JSON_TYPE
+from nodeagent.web.server import Page
 
 JOBS_MAX = 200
 EVERY_S = 15.0
+FOUND_MAX = 12
+"""Results of a search, as many as the page shows."""
 
 
 class FoundJob(msgspec.Struct, frozen=True):
@@ -36,26 +42,25 @@ class FoundJob(msgspec.Struct, frozen=True):
 
 
 class ClusterJobs:
-    """``shown`` are the jobs of the last computation, of the leader alone. ``plan`` is its last plan."""
+    """``shown`` are the jobs of the last computation, of the leader alone."""
 
-    def __init__(self, client: ApiClient, holders: PodIndex) -> None:
+    def __init__(self, core: ControllerCore) -> None:
         self.pods: Reflector[JobPod | None] = Reflector(
-            client, PODS.typed(ListedPod), take=fabric_jobs.job_pod
+            core.reader, PODS.typed(ListedPod), take=fabric_jobs.job_pod
         )
         self.shown: list[JobFabric] = []
-        self.plan: Plan | None = None
-        self._holders = holders
+        self._plans, self._holders = core.plans, core.mirror.pods
 
     async def lead(self) -> None:
         """Keep ``shown`` up to date until cancelled, then forget it: a second replica would double each sum."""
         try:
             while True:
-                if self.plan is not None and self.pods.synced.is_set():
+                if (plan := self._plans.last) is not None and self.pods.synced.is_set():
                     pods, held = tuple(self.pods.objects.values()), dict(self._holders.links)
-                    self.shown = await in_thread(partial(_first, self.plan, pods, held))
+                    self.shown = await in_thread(partial(_first, plan, pods, held))
                 await asyncio.sleep(EVERY_S)
         finally:
-            self.shown, self.plan = [], None
+            self.shown = []
 
     async def find(self, text: str, limit: int) -> list[FoundJob]:
         """At most ``limit`` jobs whose name contains ``text``; the one that is called so comes first."""
@@ -73,6 +78,41 @@ class ClusterJobs:
             ]
 
         return await in_thread(search)
+
+    async def page(self, parameters: Mapping[str, str]) -> Page:
+        """The jobs whose kind, namespace and name contain a text, with their nodes."""
+        text = parameters.get("text", "").strip()
+        if len(text) > NAME_MAX:
+            return Page(400, b"give a part of the name\n")
+        return Page(200, msgspec.json.encode(await self.find(text, FOUND_MAX)), JSON_TYPE)
+
+
+JOB_FAMILIES: tuple[ComputedFamily[ClusterJobs], ...] = (
+    computed("job_links_degraded", "namespace,kind,name",
+        "Links of the job's VFs that are neither healthy nor unused.",
+        lambda jobs: ((one.job, len(one.faulty)) for one in jobs.shown)),
+    computed("job_leaf_groups", "namespace,kind,name", "Leaf groups with nodes of the job.",
+        lambda jobs: ((one.job, one.leaf_groups) for one in jobs.shown)),
+)  # fmt: skip
+
+
+def start_jobs(core: ControllerCore, *, wanted: bool) -> ControllerPart:
+    """The feature of the controller."""
+    if not wanted:
+        return ControllerPart(pages={"jobs.json": _off}, state={"jobs": False})
+    core.mirror.pods.with_links = True
+    jobs = ClusterJobs(core)
+    return ControllerPart(
+        {"jobs": jobs.lead},
+        mirrors={"pods": jobs.pods},
+        pages={"jobs.json": jobs.page},
+        state={"jobs": True},
+        shown=jobs,
+    )
+
+
+async def _off(_parameters: Mapping[str, str]) -> Page:
+    return Page(404, b"set jobs: true in the configuration of the controller\n")
 
 
 def _first(plan: Plan, pods: Iterable[JobPod | None], held: HeldLinks) -> list[JobFabric]:

@@ -23,9 +23,9 @@ from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import full, short
 from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor, UplinkRule, find_uplinks, is_same
-from nodeagent.topology.switches.credentials import SwitchCredentials, read_credentials
-from nodeagent.topology.switches.switch_reading import SwitchError, SwitchReading
-from nodeagent.topology.switches.switch_settings import SwitchesSettings
+from nodeagent.features.switches.credentials import SwitchCredentials, read_credentials
+from nodeagent.features.switches.switch_reading import SwitchError, SwitchReading
+from nodeagent.features.switches.switch_settings import SwitchesSettings
 
 __all__ = ["SwitchError", "SwitchPoller", "SwitchReader", "UplinkPlanner"]
 

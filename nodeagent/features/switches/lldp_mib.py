@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from nodeagent.fabric.uplinks import SwitchNeighbor
+from nodeagent.features.switches.switch_reading import NEIGHBORS_MAX, TEXT_MAX, SwitchReading
 from nodeagent.lldp.escaping import text_of, valid_unicode
 from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS, ChassisId, PortId
-from nodeagent.topology.switches.switch_reading import NEIGHBORS_MAX, TEXT_MAX, SwitchReading
 
 Value: TypeAlias = str | bytes | int | float | None
 Index: TypeAlias = tuple[int, ...]

@@ -29,10 +29,10 @@ from nodeagent.fabric.fabric_settings import FabricName
 from nodeagent.fabric.hypernode import LEAF, OURS, OWNER_LABEL, labels_of
 from nodeagent.fabric.node_lists import NodeLists, NoDomainsError, expanded
 from nodeagent.fabric.outcome import PlanOutcome, in_trouble
+from nodeagent.features.other_programs.kept_settings import SlurmSettings
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.resource import HYPERNODES, Json, Resource, metadata
-from nodeagent.topology.kept_settings import SlurmSettings
 from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)

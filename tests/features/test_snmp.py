@@ -18,13 +18,13 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import IMMEDIATE, Planner
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
+from nodeagent.features.switches import snmp as snmp_reader
+from nodeagent.features.switches.credentials import SwitchCredentials, read_credentials
+from nodeagent.features.switches.snmp import SnmpReader
+from nodeagent.features.switches.switch_poller import SwitchError, SwitchPoller
+from nodeagent.features.switches.switch_reading import SwitchReading
+from nodeagent.features.switches.switch_settings import SnmpSettings, SwitchAddress, SwitchesSettings
 from nodeagent.kube.access import Access
-from nodeagent.topology.switches import snmp as snmp_reader
-from nodeagent.topology.switches.credentials import SwitchCredentials, read_credentials
-from nodeagent.topology.switches.snmp import SnmpReader
-from nodeagent.topology.switches.switch_poller import SwitchError, SwitchPoller
-from nodeagent.topology.switches.switch_reading import SwitchReading
-from nodeagent.topology.switches.switch_settings import SnmpSettings, SwitchAddress, SwitchesSettings
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks
 from tests.support.namespaces import Lldpd, Netns, veth
@@ -318,9 +318,7 @@ async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_
         task = asyncio.create_task(controller.run())
         try:
             await until(lambda: [one for one in server.objects("hypernodes") if one["spec"]["tier"] == 2])
-            await until(
-                lambda: (switches := controller.fabric.parts.switches) is not None and switches.rounds
-            )
+            await until(lambda: controller.fabric.parts.features["switches"].shown.rounds)
             text = controller.pages.metrics("").body.decode()
             assert 'nodeagent_switches{state="read"} 2.0\n' in text
             assert 'nodeagent_switch_reads_total{result="ok"}' in text

@@ -22,10 +22,12 @@ import msgspec
 from nodeagent.base.supervise import beside, either, keep
 from nodeagent.cluster.node_marks import STARTING_TAINT, STORED_NODES, NodeMarks, NodeWrites, StoredNode
 from nodeagent.cluster.retry import RETRY_FIRST_S
+from nodeagent.features.seam import ControllerCore
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import PODS, Meta
+from nodeagent.topology.parts import ControllerPart
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +168,20 @@ class StartupTaints:
         else:
             wait_s = max(self._again_s, error.retry_after_s or 0.0)
             self._due[name] = asyncio.get_running_loop().time() + wait_s
+
+
+def start_taints(core: ControllerCore, *, wanted: bool) -> ControllerPart:
+    """The feature of the controller."""
+    if not wanted:
+        return ControllerPart()
+    taints = StartupTaints(core.writer, core.namespace)
+    return ControllerPart(
+        {"startup taints": taints.run},
+        writes=lambda: (
+            (("patch", "node-startup-taint", result), count)
+            for result, count in sorted(taints.writes.items())
+        ),
+    )
 
 
 def _seen(pod: _AgentPod) -> _Seen:

@@ -13,7 +13,6 @@ import yaml
 from msgspec import structs
 
 from nodeagent.controller import Controller
-from nodeagent.controller_config import FabricRailsSettings
 from nodeagent.fabric import AnomalyKind
 from nodeagent.fabric.fabric_settings import TierSettings
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
@@ -21,9 +20,10 @@ from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.fabric.rail_suspects import Leg, RailEnd, Scope, Suspect
 from nodeagent.fabric.topology_file import NO_TOPOLOGY
+from nodeagent.features.rail_probing.rail_keeper import CHECK_S, JUDGE_S, PAUSE_S, PER_SECOND
+from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import RAIL_PARTNERS
-from nodeagent.topology.rail_keeper import CHECK_S, JUDGE_S, PAUSE_S, PER_SECOND
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import RULES, leaves, nodelinks, running
 from tests.support.manifests import ROOT
@@ -282,7 +282,7 @@ async def test_each_place_has_its_words_and_is_forgotten_when_it_is_good(kind: A
     suspect, level, step, words = SPOKEN[kind]
     async with cluster() as server, running(server, RAILS) as controller:
         await complete(server)
-        rails = controller.fabric.parts.rails
+        rails = controller.fabric.parts.features["rails"].shown
         assert rails is not None
         passing = [leg for leg in legs(server) if suspect in rails.watch.lists.checked.passed(leg)]
         silent = suspect.name if kind is AnomalyKind.HOST_SILENT else ""

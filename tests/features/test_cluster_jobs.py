@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from nodeagent.controller import Controller
-from nodeagent.topology import cluster_jobs
-from nodeagent.topology.cluster_jobs import JOBS_MAX
+from nodeagent.features import cluster_jobs
+from nodeagent.features.cluster_jobs import JOBS_MAX
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import RULES, cluster, groups, leaves, nodelinks, running
 from tests.support import job_pods
@@ -100,8 +100,8 @@ async def test_the_question_of_the_map_finds_jobs_by_a_part_of_their_name() -> N
             job_pods.of_job("bert-2", namespace="b", node="node-10"),
             job_pods.of_deployment("bert", node="node-11"),
         )
-        parts = controller.fabric.parts
-        await until(lambda: parts.jobs is not None and len(parts.jobs.pods.objects) == 4)
+        jobs = controller.fabric.parts.features["jobs"].shown
+        await until(lambda: len(jobs.pods.objects) == 4)
         bert = {"job": "MPIJob ml/bert", "nodes": ["node-00", "node-01"]}
         assert await asked(controller, "BERT") == (200, [{"job": "Job b/bert-2", "nodes": ["node-10"]}, bert])
         assert await asked(controller, "mpijob%20ml/bert") == (200, [bert])
@@ -140,8 +140,8 @@ async def test_a_replica_that_follows_has_no_series_of_jobs() -> None:
         server.put(holding("node-00", 0, pod))
         await until(lambda: series(controller))
         async with running(server, WITH_JOBS, "b") as other:
-            parts = other.fabric.parts
-            await until(lambda: parts.jobs is not None and parts.jobs.pods.objects)
+            jobs = other.fabric.parts.features["jobs"].shown
+            await until(lambda: jobs.pods.objects)
             assert series(other) == {}
 
 
@@ -149,12 +149,12 @@ async def test_ten_thousand_jobs_make_two_hundred_series_of_each_family() -> Non
     """Without an API server: the copy and the last plan are given."""
     async with cluster(units=1) as server, running(server, WITH_JOBS) as controller:
         parts = controller.fabric.parts
-        assert parts.jobs is not None
-        await until(lambda: parts.jobs is not None and parts.jobs.pods.synced.is_set())
+        jobs = parts.features["jobs"].shown
+        await until(jobs.pods.synced.is_set)
         await parts.mirror.synced()  # a report that comes later takes the place of what is given here
         for number in range(10_000):
-            pod = parts.jobs.pods._take(job_read(f"j{number:05}", f"node-0{number % 4}"))
-            parts.jobs.pods.objects[f"ml/{number}"] = pod
+            pod = jobs.pods._take(job_read(f"j{number:05}", f"node-0{number % 4}"))
+            jobs.pods.objects[f"ml/{number}"] = pod
         held = {f"ml/j{number:05}-0-x7k2p": ("nic0",) for number in range(10_000)}
         parts.mirror.pods.links.update({f"node-0{n}": held for n in range(4)})
         await until(lambda: len(series(controller)) == 2 * JOBS_MAX)

@@ -16,9 +16,7 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import PlanOutcome
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, HyperNode
 from nodeagent.fabric.topology_file import NO_TOPOLOGY
-from nodeagent.kube.access import Access
-from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.topology.kept_objects import (
+from nodeagent.features.other_programs.kept_objects import (
     AT_ONCE,
     CHECK_S,
     CONFIG_MAP_MAX,
@@ -29,7 +27,9 @@ from nodeagent.topology.kept_objects import (
     KeptObjects,
     slurm_topology,
 )
-from nodeagent.topology.kept_settings import SlurmSettings
+from nodeagent.features.other_programs.kept_settings import SlurmSettings
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.topology.write_log import WriteLog
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.commands.test_topology_formats import leaf_groups, read_topology_conf

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -26,14 +26,13 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.cluster.node_marks import NodeWrites
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
 from nodeagent.fabric.outcome import Anomaly
-from nodeagent.fabric.planner import Plan, Planner
 from nodeagent.fabric.rail_anomalies import RailJudge, RailLists
 from nodeagent.fabric.rail_partners import ACROSS, RailPartners, RailPartnersSpec, rail_partners_object
 from nodeagent.fabric.rail_suspects import RailEnd
-from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.features.seam import ControllerCore
+from nodeagent.kube.client import ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.resource import RAIL_PARTNERS, Meta, Partial, Resource, metadata
-from nodeagent.topology.write_log import WriteLog
 
 JUDGE_S, CHECK_S, PAUSE_S = 5.0, 600.0, 60.0
 PER_SECOND = 50.0
@@ -55,21 +54,13 @@ class StoredPartners(msgspec.Struct):
 
 
 class RailKeeper:
-    """Keeps the objects and judges, as the leader. ``uids`` has the UID of each Node. ``writes`` counts by verb and
-    result."""
+    """Keeps the objects and judges, as the leader. ``writes`` counts by verb and result."""
 
-    def __init__(
-        self,
-        client: ApiClient,
-        write_log: WriteLog,
-        planner: Planner,
-        watch: RailJudge,
-        uids: Mapping[str, str],
-    ) -> None:
-        self._client, self._write_log, self._planner, self._uids = client, write_log, planner, uids
+    def __init__(self, core: ControllerCore, watch: RailJudge) -> None:
+        self._core, self._client, self._planner = core, core.writer, core.planner
+        self._uids = core.mirror.uids
         self.watch = watch
-        self.plan: Plan | None = None
-        """The last plan of the leader, which writes it."""
+        self._leads = False
         self._writes = NodeWrites("RailPartners cannot be kept", PER_SECOND)
         self._stored: dict[str, tuple[int, str | None]] = {}
         """A digest of the content, and the version, of each object."""
@@ -79,29 +70,39 @@ class RailKeeper:
 
     @property
     def legs(self) -> dict[str, int]:
-        """The legs that the lists name, by state: good, or bad for those that lose packets."""
+        """The legs that the lists name, by state: good, or bad for those that lose packets. The leader's alone."""
+        if not self._leads:
+            return {}
         count, bad = len(self.watch.lists.checked.legs), self.watch.bad
         return {"good": max(0, count - bad), "bad": bad}
 
-    async def lead(self, shown: Callable[[], None]) -> None:
-        """Keep the lists and judge until cancelled. ``shown`` is called when other places lose packets."""
+    async def lead(self) -> None:
+        """Keep the lists and judge until cancelled."""
         self.watch.forget_times()
+        self._leads = True
         try:
             while True:
                 if await self._read():
                     break
                 await asyncio.sleep(PAUSE_S)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._judge(shown))
+                group.create_task(self._judge())
                 group.create_task(self._keep())
         finally:
+            self._leads = False
             self._planner.rails(())
 
-    async def _judge(self, shown: Callable[[], None]) -> None:
+    def _show(self) -> None:
+        """Show where rails lose packets without waiting for a plan, which follows."""
+        if (outcome := self._core.plans.outcome) is not None:
+            self._core.plans.show(self._planner.with_rails(outcome))
+        self._core.mirror.stir()
+
+    async def _judge(self) -> None:
         loop, known, shown_at = asyncio.get_running_loop(), None, 0.0
         texts: tuple[Anomaly, ...] = ()
         while True:
-            began, plan = loop.time(), self.plan
+            began, plan = loop.time(), self._core.plans.last
             if plan is not None and plan is not known:
                 await in_thread(partial(self.watch.plan, plan))
                 known = plan
@@ -111,7 +112,7 @@ class RailKeeper:
             others = self._planner.rails(anomalies)
             if others or (anomalies != texts and began >= shown_at + PAUSE_S):
                 texts, shown_at = anomalies, began
-                shown()
+                self._show()
             await asyncio.sleep(max(JUDGE_S, BUSY * (loop.time() - began)))
 
     # --- the objects --------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class RailKeeper:
         result, error = await self._writes.send(name, write())
         self.writes[verb, result] += 1
         text = result if error is None else str(error)
-        self._write_log.add(verb, f"RailPartners {name}", "it follows the cabling", text)
+        self._core.write_log.add(verb, f"RailPartners {name}", "it follows the cabling", text)
         return error.status if error is not None else GONE if result == "gone" else OK
 
     async def _apply(self, partners: RailPartners, digest: int) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from nodeagent.topology.switches import lldp_mib
-from nodeagent.topology.switches.credentials import SwitchCredentials
-from nodeagent.topology.switches.lldp_mib import Column, Index, Value
-from nodeagent.topology.switches.switch_reading import SwitchError, SwitchReading
-from nodeagent.topology.switches.switch_settings import SnmpSettings
+from nodeagent.features.switches import lldp_mib
+from nodeagent.features.switches.credentials import SwitchCredentials
+from nodeagent.features.switches.lldp_mib import Column, Index, Value
+from nodeagent.features.switches.switch_reading import SwitchError, SwitchReading
+from nodeagent.features.switches.switch_settings import SnmpSettings
 
 if TYPE_CHECKING:
     from gufo.snmp import User

@@ -15,9 +15,9 @@ from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import HysteresisSettings
+from nodeagent.features.min_links_marks import CHECK_AGAIN_S, MinLinksMarker
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.topology.min_links_marks import CHECK_AGAIN_S, MinLinksMarker
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks
 from tests.support.waiting import LIMIT_S, until

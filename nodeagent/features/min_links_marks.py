@@ -10,13 +10,15 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.cluster.cluster_settings import NodesSettings
 from nodeagent.cluster.node_marks import (
     FABRIC_CONDITION,
@@ -27,13 +29,20 @@ from nodeagent.cluster.node_marks import (
     NodeWrites,
     StoredNode,
 )
+from nodeagent.features.seam import ControllerCore
 from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.lease import NotLeading
+from nodeagent.metrics.computed_family import ComputedFamily, computed, single
+from nodeagent.metrics.text_format import Series
+from nodeagent.topology.parts import ControllerPart
 
 log = logging.getLogger(__name__)
 
 FIELD_MANAGER = "nodeagent-controller-links"
 PER_SECOND = 10.0
 CHECK_AGAIN_S = 600.0
+_FIRST_S, _MAX_S = 2.0, 60.0
+"""The pause after a failure: the first, and the longest."""
 
 
 @dataclass(slots=True)
@@ -199,3 +208,52 @@ def _has_condition(node: StoredNode) -> bool:
 
 def _has_taint(node: StoredNode) -> bool:
     return node.has_taint(FABRIC_TAINT)
+
+
+# --- the feature of the controller ----------------------------------------------------------------------------
+
+MARK_FAMILIES: tuple[ComputedFamily[MinLinksMarker], ...] = (
+    computed("fabric_marked_nodes", "mark", "Nodes marked for having too few links up.",
+        lambda marks: (((mark,), count) for mark, count in marks.counts.items())),
+    computed("fabric_spared_nodes", "",
+        "Nodes with too few links that are not tainted, because too many would be.",
+        lambda marks: single(marks.spared)),
+)  # fmt: skip
+
+
+def start_marks(core: ControllerCore, settings: NodesSettings, min_links: int) -> ControllerPart:
+    if not (settings.min_links_condition or settings.min_links_taint):
+        return ControllerPart()
+    marks = MinLinksMarker(core.writer, settings, min_links)
+
+    def writes() -> Iterator[Series]:
+        for (mark, result), count in sorted(marks.writes.items()):
+            yield ("apply" if mark == "condition" else "patch", f"node-{mark}", result), count
+
+    return ControllerPart({"marks": lambda: _lead(core, marks)}, shown=marks, writes=writes)
+
+
+async def _lead(core: ControllerCore, marks: MinLinksMarker) -> None:
+    """Mark nodes with too few links after each plan and when a mark is due, until cancelled."""
+    await core.plans.first()
+    marks.forget()
+    backoff = Backoff(_FIRST_S, _MAX_S, jitter=JITTER)
+    while True:
+        outcome, plans = core.plans.outcome, core.plans.progress.plans
+        assert outcome is not None
+        try:
+            good = await marks.mark(outcome.below_min_links, len(core.mirror.nodes.objects))
+        except NotLeading:
+            await asyncio.Event().wait()  # until this task is cancelled
+            return
+        wait_s = marks.next_s()
+        if good:
+            backoff.reset()
+        else:
+            await asyncio.sleep(backoff.next_s())
+            wait_s = 0.0
+        try:
+            async with asyncio.timeout(wait_s):
+                await core.plans.after(plans)
+        except TimeoutError:
+            pass

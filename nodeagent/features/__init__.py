@@ -1,0 +1,4 @@
+"""Features: each reads the core's facts and speaks to somebody else, behind one seam (``seam``).
+
+None imports another. Their rows are in ``nodeagent/feature_tables.py``.
+"""

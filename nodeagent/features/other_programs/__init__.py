@@ -1,0 +1,1 @@
+"""Objects for other programs that follow the tree: Slurm, Node Feature Discovery, and people."""

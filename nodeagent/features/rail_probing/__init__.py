@@ -1,0 +1,1 @@
+"""Probes over the rails: the controller names the place that loses packets."""
