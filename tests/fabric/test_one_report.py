@@ -168,13 +168,7 @@ def test_one_report_joins_no_two_units_and_divides_no_published_group_while_cabl
     lie = draw_lie(chance, cabling)
     cabling.pop(node, None)
     before = plan(cabling)
-    nodes = Counter(switch for links in cabling.values() for switch in {switch for _, switch in links})
-    decided = {
-        one
-        for one, links in cabling.items()
-        if 2 * sum(nodes[switch] < 2 for _, switch in links if switch)
-        < sum(switch != "" for _, switch in links)
-    }
+    decided = sure(cabling)
     groups = {group & decided for group in partition(before)}
     after = {
         group & (decided | {node}) for group in partition(plan({**cabling, node: lie}, before.hypernodes))
@@ -221,6 +215,15 @@ def test_one_cable_in_another_unit_joins_nothing_and_is_named(seed: int, units: 
         after = plan({**cabling, node: tuple(links)}, published)
         assert partition(after) == partition(before)
         assert ("foreign-leaf", node, f"nic{i}") in named(after)
+
+
+def sure(cabling: Mapping[str, Links]) -> set[str]:
+    """The nodes with most of their links at switches that three nodes have. Two decide about the others."""
+    nodes = Counter(switch for links in cabling.values() for switch in {switch for _, switch in links})
+    known = {node: [switch for _, switch in links if switch] for node, links in cabling.items()}
+    return {
+        node for node, links in known.items() if 2 * sum(nodes[switch] < 3 for switch in links) < len(links)
+    }
 
 
 def nodes_below(outcome: PlanOutcome, tier: int) -> Groups:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodeagent.fabric.rail_choice import ACROSS_MAX, choose
 from nodeagent.fabric.rail_partners import PARTNERS_MAX
@@ -68,6 +71,22 @@ def test_a_node_that_joins_or_leaves_changes_at_most_nine_lists(shape: str):
         joined, _ = choose(whole, kept)
         before, after = lists(left), lists(joined)
         assert sum(before.get(node) != after.get(node) for node in before.keys() | after.keys()) <= 9
+
+
+@given(seed=st.integers(0, 2**64), shape=st.sampled_from(sorted(SHAPES)), links=st.integers(1, 60))
+def test_one_report_of_any_links_takes_three_legs_at_most_at_each_leaf_and_none_across(
+    seed: int, shape: str, links: int
+) -> None:
+    chance = random.Random(seed)
+    honest = hall(*SHAPES[shape])
+    legs, across = choose(honest, {})
+    claimed = sorted(set(honest.values()))
+    liar = {RailEnd("liar", f"nic{i}"): chance.choice(claimed) for i in range(links)}
+    after, then = choose({**honest, **liar}, across)
+    assert {end: then[end] for end in across} == across
+    lost = Counter(honest[leg.writer].leaf for leg in set(legs) - set(after))
+    assert set(lost) <= {place.leaf for place in liar.values()}
+    assert max(lost.values(), default=0) <= 3
 
 
 def test_the_choice_is_the_same_for_any_order_and_stays():

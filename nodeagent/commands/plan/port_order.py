@@ -67,8 +67,10 @@ def deviations(links: Iterable[NodePort]) -> dict[NodePort, Deviation] | None:
 
 
 def _offsets(nodes: Mapping[str, Mapping[str, NodePort]]) -> dict[str, _Place]:
-    """By name of a link, the usual difference of its port to that of the most frequent link."""
-    names = Counter(name for own in nodes.values() for name in own)
+    """By name of a link, the usual difference of its port to that of the most frequent link. A link that one node alone
+    has says nothing: it may have any number of them."""
+    counts = Counter(name for own in nodes.values() for name in own)
+    names = {name: count for name, count in counts.items() if count > 1}
     if not names:
         return {}
     reference = max(names, key=lambda name: (names[name], name))
