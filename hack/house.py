@@ -84,12 +84,17 @@ def public_names(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names = [node.name]
         elif isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            names = [one.id for target in node.targets for one in _bound(target)]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names = [node.target.id]
         else:
             continue
         yield from (name for name in names if not name.startswith("_") and name != "log")
+
+
+def _bound(target: ast.expr) -> Iterator[ast.Name]:
+    """The names of ``A = 1`` and of ``A, B = 1, 2``."""
+    return (one for one in ast.walk(target) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
 
 
 def repeated_names(modules: Mapping[str, ast.Module]) -> dict[str, list[str]]:

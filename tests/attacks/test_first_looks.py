@@ -301,7 +301,7 @@ def test_a_file_that_hangs_at_the_first_start_gives_no_device_another_name(
 
 async def look_at_hanging(root: Path, folder: Path, path: str, right: Right) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("READ_S", "READ_AGAIN_S"):
+        for name in ("_READ_S", "_READ_AGAIN_S"):
             patch.setattr(bounded_scan, name, 0.1)
         async with look(root, folder) as made:
             assert_true(await made.names(), made.rails(), right)

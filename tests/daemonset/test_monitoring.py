@@ -20,6 +20,7 @@ import yaml
 from msgspec.structs import replace
 
 from hack.docs.metric_notes import AGENT
+from nodeagent import kinds
 from nodeagent.fabric import compute
 from nodeagent.facts.model import Holding, State
 from nodeagent.features.switches.switch_asking import SWITCH_FAMILIES
@@ -28,7 +29,7 @@ from nodeagent.health.nic import keys
 from nodeagent.health.rules import NIC_RULES, gpu_rules, xids
 from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, RECOVERY_PREFIX
 from nodeagent.health.structural import Fault
-from nodeagent.kinds import mig
+from nodeagent.kinds import mig, mps_clients
 from nodeagent.metrics.controller_metrics import ControllerInput, render_page
 from nodeagent.metrics.exposition import CATALOG
 from nodeagent.topology.plans import Progress
@@ -210,7 +211,7 @@ def test_the_runbook_covers_every_alert_and_every_reason_and_nothing_else() -> N
 def gpu_reasons() -> set[str]:
     """Return every key that a reason of a GPU may have; a key with a number or an action ends in ``*``."""
     found = set(MEASURED_KEYS) | {f"{RECOVERY_PREFIX}*"}
-    for module in (gpu, unusable_gpus, gpu_rules, xids, mig):
+    for module in (gpu, unusable_gpus, gpu_rules, xids, kinds, mig, mps_clients):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Reason", "Rule"):
                 found |= texts(node.args[0])
