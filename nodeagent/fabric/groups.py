@@ -110,7 +110,7 @@ class SwitchGraph:
         """The switch of each link of a member, the rails that it reaches, and how many members have this cabling."""
         self._rail_sets: dict[frozenset[str], frozenset[str]] = {}
         self._at_odd_rails: dict[tuple[str, str], int] | None = None
-        self._strict: dict[str, tuple[str, ...]] = {}
+        self._formed: list[_Group] = []
         self.rails: dict[str, dict[str, int]] = {}
         self.of: dict[str, SwitchGroup] = {}
 
@@ -159,16 +159,19 @@ class SwitchGraph:
     def form_groups(self) -> list[SwitchGroup]:
         """Group all switches; the groups are sorted by their switches."""
         groups = []
-        for formed in self._form_parts():
+        self._formed = self._form_parts()
+        for formed in self._formed:
             groups.append(SwitchGroup(formed.leaves, tied=formed.tied))
             self.of.update(dict.fromkeys(formed.leaves, groups[-1]))
-            for part in formed.strict:
-                self._strict.update(dict.fromkeys(part, part))
         return groups
 
     def strict_parts(self) -> Mapping[str, tuple[str, ...]]:
         """The switches of each switch's group, sorted, if exactly half were not enough."""
-        return self._strict
+        return {leaf: part for formed in self._formed for part in formed.strict for leaf in part}
+
+    def reported_parts(self) -> Mapping[str, tuple[str, ...]]:
+        """The switches of each switch's group, sorted, if no object were published."""
+        return {leaf: part for formed in self._formed for part in formed.reported for leaf in part}
 
     def _form_parts(self) -> list[_Group]:
         degree, static, left_out = self._degree, self.static, self._left_out
@@ -181,7 +184,7 @@ class SwitchGraph:
                 continue
             if leaf in static:
                 island = tuple(sorted(other for other in static[leaf] if other in degree))
-                groups.append(_Group(island, (island,), tied=False))
+                groups.append(_Group(island, (island,), (island,), tied=False))
                 done.update(island)
                 continue
             mine, row = degree[leaf], self._common[leaf]
@@ -192,7 +195,9 @@ class SwitchGraph:
             (whole if len(same) == len(others) else islands).append(island)
         divided = self._divided(whole, islands)
         islands += (island for island in whole if island in divided)
-        groups += (_Group(island, (island,), tied=False) for island in whole if island not in divided)
+        groups += (
+            _Group(island, (island,), (island,), tied=False) for island in whole if island not in divided
+        )
         if islands:
             groups += _Joins(self, islands).groups()
         groups.sort(key=lambda group: group.leaves)
@@ -317,10 +322,12 @@ class SwitchGraph:
 
 
 class _Group(NamedTuple):
-    """Switches of a group, sorted; ``strict`` are its parts if exactly half were not enough."""
+    """Switches of a group, sorted; ``strict`` are its parts if exactly half were not enough, ``reported`` those if no
+    object were published."""
 
     leaves: tuple[str, ...]
     strict: tuple[tuple[str, ...], ...]
+    reported: tuple[tuple[str, ...], ...]
     tied: bool
 
 
@@ -367,7 +374,12 @@ class _Joins:
         for group in tied.sets(range(len(parts))):
             inner = [self._leaves(chain.from_iterable(parts[i] for i in part)) for part in strict.sets(group)]
             groups.append(
-                _Group(tuple(sorted(chain.from_iterable(inner))), tuple(inner), tied=len(inner) > 1)
+                _Group(
+                    tuple(sorted(chain.from_iterable(inner))),
+                    tuple(inner),
+                    tuple(self._leaves(parts[i]) for i in group),
+                    tied=len(inner) > 1,
+                )
             )
         return groups
 

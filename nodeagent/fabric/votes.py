@@ -116,19 +116,20 @@ class LinkVotes:
         """Groups that belong to one ring or chain of switches, each ring or chain together.
 
         Leaf switches share most of their nodes with each other. In a ring each switch shares one half of its nodes
-        with the switch before and one with the switch after it, so the links of no node have a majority.
+        with the switch before and one with the switch after it, so the links of no node have a majority. What is
+        published does not count: an object that lists a chain would undo it.
         """
         if not any(_is_divided(pattern.votes) or _is_tied(pattern) for pattern in self._patterns):
             return []
-        strict = self.pairs.strict_parts()
+        reported = self.pairs.reported_parts()
         nodes: dict[tuple[str, ...], int] = {}
         divided: dict[tuple[str, ...], int] = {}
         chains: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
         for pattern in self._patterns:
             votes: dict[tuple[str, ...], int] = {}
             for key in pattern.keys:
-                if key in strict:
-                    votes[strict[key]] = votes.get(strict[key], 0) + 1
+                if key in reported:
+                    votes[reported[key]] = votes.get(reported[key], 0) + 1
             for switches in votes:
                 nodes[switches] = nodes.get(switches, 0) + len(pattern.nodes)
             if _is_divided(votes):
