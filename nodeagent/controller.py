@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEASE = "nodeagent-controller"
-RETRY_FIRST_S, RETRY_MAX_S = 2.0, 60.0
+RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _PAUSE_S = 1.0
 """Between two rounds of labels, so that the mirror shows the first round."""
 
@@ -313,7 +313,7 @@ class Controller:
 
 
 def _backoff() -> Backoff:
-    return Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
+    return Backoff(RETRY_FIRST_S, _RETRY_MAX_S, jitter=JITTER)
 
 
 def _left_s(outcome: PlanOutcome, never: T) -> float | T:

@@ -72,7 +72,7 @@ UNTOLD_MAX = 256
 READ_FIRST_S, READ_MAX_S = 5.0, 600.0
 """Between two tries to read pods after a failure."""
 _GIB = 1 << 30
-FAILED, UNHEALTHY = "DeviceFailed", "DeviceUnhealthy"
+FAILED, _UNHEALTHY = "DeviceFailed", "DeviceUnhealthy"
 """The reasons of the notices on pods that hold a failed device."""
 
 Source = TypeVar("Source", GpuAccounting, CgroupLimits, MpsWatch)
@@ -254,10 +254,10 @@ def lasting(snapshot: Snapshot, standing: Iterable[Notice]) -> Callable[[Notice]
     the pod still holds it, it has failed, and its resource is not offered any more. Unknown holdings are those of
     before."""
     held = _held_ids(snapshot)
-    told = {(it.target, it.about) for it in standing if it.reason in (FAILED, UNHEALTHY)}
+    told = {(it.target, it.about) for it in standing if it.reason in (FAILED, _UNHEALTHY)}
 
     def lasts(notice: Notice) -> bool:
-        if notice.reason not in (FAILED, UNHEALTHY) or (notice.target, notice.about) in told:
+        if notice.reason not in (FAILED, _UNHEALTHY) or (notice.target, notice.about) in told:
             return False
         pod = notice.target.namespace, notice.target.name
         ids = [id_ for id_ in notice.ids if snapshot.holdings is None or (*pod, id_) in held]
@@ -318,7 +318,7 @@ def _pod_notice(pod: AffectedPod) -> Notice:
     state = "has failed" if failed else f"is {health.state.value}"
     message = f"{device.title}, {held}, {state}: {'; '.join(reasons) or health.state.value}"
     target = EventTarget("Pod", pod.namespace, pod.pod)
-    reason = FAILED if failed else UNHEALTHY
+    reason = FAILED if failed else _UNHEALTHY
     return Notice(target, device.key, reason, message, title=device.title, ids=pod.device_ids)
 
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 BURST, PER_S = 10, 0.5
 """Of the claims of one node."""
 SPREAD_S = (2.0, 30.0)
-CONFLICT_S, REFUSED_S = (2.0, 120.0), (60.0, 3600.0)
+_CONFLICT_S, _REFUSED_S = (2.0, 120.0), (60.0, 3600.0)
 """The first and the longest wait before refused entries are sent again."""
 STATUS_LOOK_S = 60.0
 """How often the facts are compared without any change."""
@@ -125,7 +125,7 @@ class ClaimStatusWriter:
                     return self._retry.failed(error, self._now())
                 if error.conflict:
                     self._stored.pop(key, None)
-                wait_s = min(wait_s, self._hold(key, entries, CONFLICT_S if error.conflict else REFUSED_S))
+                wait_s = min(wait_s, self._hold(key, entries, _CONFLICT_S if error.conflict else _REFUSED_S))
                 if error.refused:
                     self._retry.rejected(error)
         return wait_s
@@ -160,7 +160,7 @@ class ClaimStatusWriter:
         if same(entries, self._stored[key]):
             self._retry.succeeded()
         else:
-            self._hold(key, entries, REFUSED_S)
+            self._hold(key, entries, _REFUSED_S)
             self._delivery.unmet(DROPPED)
 
 

@@ -36,7 +36,7 @@ RECORDS_MAX = 512
 HOURLY_S = 3600.0
 """By the API server's default, an Event lives for an hour too."""
 BURST, PER_S = 25, 0.1
-AGAIN_FIRST_S, AGAIN_MAX_S = 5.0, 300.0
+AGAIN_FIRST_S, _AGAIN_MAX_S = 5.0, 300.0
 _TRIES = 8
 """With the waits above: a quarter of an hour."""
 PASSING = (403, 404, 409, 410)
@@ -161,7 +161,7 @@ class NoticeRecord:
     before: int = 0
     tries: int = 0
     not_before: float = float("-inf")
-    backoff: Backoff = field(default_factory=lambda: Backoff(AGAIN_FIRST_S, AGAIN_MAX_S, jitter=JITTER))
+    backoff: Backoff = field(default_factory=lambda: Backoff(AGAIN_FIRST_S, _AGAIN_MAX_S, jitter=JITTER))
 
     def rejected(self, now: float, *, passing: bool) -> float | None:
         """Count a rejection. Return the seconds until the next try; ``None``: there is none."""

@@ -24,9 +24,9 @@ from nodeagent.facts.model import Holding
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import PODS
 
-BURST, PER_S = 25, 1.0
+_BURST, PER_S = 25, 1.0
 """Of the reads of pods."""
-AGAIN_FIRST_S, AGAIN_MAX_S = 2.0, 60.0
+AGAIN_FIRST_S, _AGAIN_MAX_S = 2.0, 60.0
 """Until the looks are repeated that did not agree: the kubelet acknowledges a pod within a second or two."""
 _IDLE_S = 3600.0
 
@@ -97,7 +97,7 @@ class HeldPods:
     def __init__(self, client: ApiClient, node: str, read_holdings: ReadHoldings) -> None:
         self.uids: dict[HeldDevice, str] = {}
         self._client, self._node, self._read_holdings = client, node, read_holdings
-        self._rate = RateLimit(BURST, PER_S)
+        self._rate = RateLimit(_BURST, PER_S)
         self._again: dict[HeldDevice, tuple[Backoff, float]] = {}
         """The wait of each device whose looks did not agree, and when they are repeated."""
 
@@ -132,7 +132,10 @@ class HeldPods:
             if one in self.uids:
                 self._again.pop(one, None)
             elif one[:2] in pods:
-                backoff, _ = self._again.get(one) or (Backoff(AGAIN_FIRST_S, AGAIN_MAX_S, jitter=JITTER), now)
+                backoff, _ = self._again.get(one) or (
+                    Backoff(AGAIN_FIRST_S, _AGAIN_MAX_S, jitter=JITTER),
+                    now,
+                )
                 self._again[one] = backoff, now + backoff.next_s()
         waits = [
             max(self._due_at(one, now) - now, self._rate.wait_s(now)) for one in held if one not in self.uids

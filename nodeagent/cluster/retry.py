@@ -11,7 +11,7 @@ from nodeagent.kube.failure import ApiError
 
 log = logging.getLogger(__name__)
 
-RETRY_FIRST_S, RETRY_MAX_S = 2.0, 120.0
+RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 120.0
 FORBIDDEN_FIRST_S, FORBIDDEN_MAX_S = 5.0, 600.0
 """A right often arrives seconds after the agent, with the same installation; otherwise a person must grant it."""
 FORBIDDEN_JITTER = (0.5, 1.0)
@@ -26,7 +26,7 @@ class ApiRetry:
     def __init__(self, problem: str, delivery: Delivery | None = None) -> None:
         self._problem = problem
         self._delivery = delivery
-        self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
+        self._backoff = Backoff(RETRY_FIRST_S, _RETRY_MAX_S, jitter=JITTER)
         self._forbidden = Backoff(FORBIDDEN_FIRST_S, FORBIDDEN_MAX_S, jitter=FORBIDDEN_JITTER)
         self._until = float("-inf")
         self._kind: tuple[int | None, str] | None = None

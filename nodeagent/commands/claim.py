@@ -24,7 +24,7 @@ _PLAIN = re.compile(r"-[a-df-z]")
 NEAR_BY = {"pcie-root": "resource.kubernetes.io/pcieRoot", "numa-node": "resource.kubernetes.io/numaNode"}
 """The attributes that a GPU and a VF beside it have in common, by the word of the option."""
 DISTINCT = "nodeagent.io/rail"
-GPU, MIG = "gpu", "mig"
+GPU, _MIG = "gpu", "mig"
 
 
 def add(add: Add) -> None:
@@ -103,7 +103,7 @@ class ClaimRequest(NamedTuple):
     @property
     def gpu(self) -> str:
         """The name of the request for the GPU; empty without one."""
-        return MIG if self.mig else GPU if self.memory else ""
+        return _MIG if self.mig else GPU if self.memory else ""
 
     @classmethod
     def checked(
@@ -184,7 +184,7 @@ def _template(request: ClaimRequest) -> list[str]:
         ]
     if request.mig:
         lines += [
-            f"      - name: {MIG}",
+            f"      - name: {_MIG}",
             "        exactly:",
             "          deviceClassName: mig",
             "          selectors:",

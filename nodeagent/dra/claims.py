@@ -54,7 +54,7 @@ ENDING_S = 35.0
 """How long a Prepare lasts at most while a claim without an object holds its devices; below the deadline of the call
 (``kubelet_service.py``), so that the refusal names that claim's share."""
 COMPARE_S = 600.0
-CONFLICT_S = 30.0
+_CONFLICT_S = 30.0
 """How soon the next comparison comes if another claim holds the devices of one: that one may be gone."""
 GONE_S = 120.0
 """The kubelet looks for ended pods every 60 s, and unprepares their claims."""
@@ -228,7 +228,7 @@ class PreparedClaims:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GONE_S if self._gone_since else COMPARE_S):
                     await self._conflict.wait()
-                    await asyncio.sleep(CONFLICT_S)
+                    await asyncio.sleep(_CONFLICT_S)
 
     # --- steps ----------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from nodeagent.facts.model import CORDONED, Health, State
 
 _Json = dict[str, Any]
 
-UNHEALTHY, DEGRADED, CORDON = "nodeagent.io/unhealthy", "nodeagent.io/degraded", "nodeagent.io/cordoned"
+_UNHEALTHY, DEGRADED, CORDON = "nodeagent.io/unhealthy", "nodeagent.io/degraded", "nodeagent.io/cordoned"
 NONE, NO_SCHEDULE, NO_EXECUTE = "None", "NoSchedule", "NoExecute"
 _MISSING = "missing"
 
@@ -70,7 +70,7 @@ def tolerates(tolerations: Sequence[Toleration], health: Health) -> bool:
 def _taints_of(health: Health, failure: str | None, effect: str) -> list[_Json]:
     found = []
     if failure is not None:
-        found.append(_taint(UNHEALTHY, failure, effect))
+        found.append(_taint(_UNHEALTHY, failure, effect))
     elif health.state is State.DEGRADED:
         found.append(_taint(DEGRADED, _key(health), NONE))
     if any(reason.key == CORDONED for reason in health.reasons):
@@ -80,7 +80,7 @@ def _taints_of(health: Health, failure: str | None, effect: str) -> list[_Json]:
 
 def blocked() -> list[_Json]:
     """The taint of a device that cannot be handed out although it is healthy: a file cannot be written."""
-    return [_taint(UNHEALTHY, "file_unwritable", NO_SCHEDULE)]
+    return [_taint(_UNHEALTHY, "file_unwritable", NO_SCHEDULE)]
 
 
 def marked_no_execute(slices: Sequence[_Json]) -> frozenset[str]:

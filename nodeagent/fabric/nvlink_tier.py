@@ -28,7 +28,7 @@ from nodeagent.fabric.published import PublishedTree
 
 _MAJORITY = 3
 """A domain belongs to a leaf group with this many times as many of its nodes as all others have."""
-LEAST = 2
+_LEAST = 2
 """The least number of nodes of a domain that is published."""
 
 
@@ -118,7 +118,7 @@ class NvlinkTier:
         taken: set[str] = set()
         for domain, nodes in sorted(reported.items()):
             name = matched.get(domain)
-            if len(nodes) + unknown.get(name or "", 0) < LEAST:
+            if len(nodes) + unknown.get(name or "", 0) < _LEAST:
                 continue
             names[domain] = name or free_name(
                 self._rules.fabric,
@@ -146,7 +146,7 @@ class NvlinkTier:
             if parent is None:
                 return
         inside = sorted(node for node in nodes if self._leaf.get(node, parent) == parent)
-        if len(inside) < LEAST:
+        if len(inside) < _LEAST:
             return
         self.of.update(dict.fromkeys(inside, name))
         if parent is not None:

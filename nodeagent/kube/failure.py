@@ -12,7 +12,7 @@ from nodeagent.base.backoff import ASKED_MAX_S, asked_wait_s
 from nodeagent.base.plain_text import one_line
 from nodeagent.kube.api_request import ApiRequest
 
-GONE = 410
+_GONE = 410
 _TEXT_MAX = 500
 CAUSES_MAX = 1000
 _REASONS = {
@@ -72,7 +72,7 @@ class ApiError(Exception):
     @property
     def gone(self) -> bool:
         """The resource version or the continue token has expired: list again."""
-        return self.status == GONE
+        return self.status == _GONE
 
     @property
     def missing(self) -> bool:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _INTERVAL_S = 30.0
 _RETRY_S = 1.0
-RETRY_MAX_S = 5.0
+_RETRY_MAX_S = 5.0
 """After failures the wait grows to this: the kubelet may be back at any moment, and asking it costs little."""
 NOTED_S = 0.5
 """The kubelet lists an allocation after it has the answers for all resources of the container."""
@@ -91,7 +91,7 @@ async def watch_holdings(
     empty_since: float | None = None
     own_since: float | None = None
     failing = False
-    backoff = Backoff(min(_RETRY_S, interval_s), min(RETRY_MAX_S, interval_s))
+    backoff = Backoff(min(_RETRY_S, interval_s), min(_RETRY_MAX_S, interval_s))
     while True:
         try:
             holdings = await client.list()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from nodeagent.measurements.family import FROM_RULES, Family, Measurement, row
 from nodeagent.measurements.sample import Source
 
-ADMINISTRATION, DEVLINK, DRIVER, STANDARD, FEC, GPU = (
+_ADMINISTRATION, DEVLINK, DRIVER, _STANDARD, FEC, GPU = (
     Source.ADMINISTRATION,
     Source.DEVLINK,
     Source.DRIVER,
@@ -19,7 +19,7 @@ ADMINISTRATION, DEVLINK, DRIVER, STANDARD, FEC, GPU = (
     Source.FEC,
     Source.GPU,
 )
-KERNEL, LINK, MODES, MODULE, PAUSE = Source.KERNEL, Source.LINK, Source.MODES, Source.MODULE, Source.PAUSE
+KERNEL, LINK, _MODES, _MODULE, _PAUSE = Source.KERNEL, Source.LINK, Source.MODES, Source.MODULE, Source.PAUSE
 PCIE, RAILS, RDMA, STATE, VF = Source.PCIE, Source.RAILS, Source.RDMA, Source.STATE, Source.VF
 
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, as nvidia-smi shows it"
@@ -181,15 +181,15 @@ _STATE_ROWS: tuple[Family, ...] = (
         ("ext_down", "ETHTOOL_A_LINKSTATE_EXT_DOWN_CNT: the PHY lost the link")),
     row("link_down_events_total", "device", DRIVER, "Times that the PHY lost the link, as the firmware counts.",
         ("link_down_events", "link_down_events_phy")),
-    row("link_administration_changes_total", "device,change", ADMINISTRATION,
+    row("link_administration_changes_total", "device,change", _ADMINISTRATION,
         "Changes of the link by an administrator since the agent started.",
         ("administration", "netlink notices: set up or down, MTU, rings, channels, pauses"), per="change"),
-    row("link_speed_bytes", "device", MODES, "Negotiated speed in bytes per second.",
+    row("link_speed_bytes", "device", _MODES, "Negotiated speed in bytes per second.",
         ("speed_mbps", "negotiated speed in Mbit/s; absent when unknown"), scale=125000),
-    row("link_supported_speed_bytes", "device", MODES,
+    row("link_supported_speed_bytes", "device", _MODES,
         "The fastest mode that the port supports, in bytes per second.",
         ("supported_mbps", "fastest mode that the port supports, in Mbit/s"), scale=125000),
-    row("link_lanes", "device", MODES, "Lanes in use.", ("lanes", "ETHTOOL_A_LINKMODES_LANES")),
+    row("link_lanes", "device", _MODES, "Lanes in use.", ("lanes", "ETHTOOL_A_LINKMODES_LANES")),
     row("link_mtu_bytes", "device", LINK, "The MTU.", ("mtu_bytes", "IFLA_MTU")),
     row("link_transmit_queue_length", "device", LINK, "Packets that the queueing discipline may hold.",
         ("tx_queue_length", "IFLA_TXQLEN, in packets")),
@@ -256,7 +256,7 @@ _WIRE_ROWS: tuple[Family, ...] = (
     row("link_mac_faults_total", "device,side", DRIVER, "Faults that the MAC saw: on this side, or told by the peer.",
         ("mac_local_faults", "mac_local_faults of ice", "local"),
         ("mac_remote_faults", "mac_remote_faults of ice", "remote")),
-    row("link_mac_errors_total", "device,error", STANDARD,
+    row("link_mac_errors_total", "device,error", _STANDARD,
         "Frames that the MAC could not take or send, by the kernel's standard counters.",
         ("mac_alignment_errors", "AlignmentErrors", "alignment"),
         ("mac_receive_errors", "FramesLostDueToIntMACRcvError", "internal_receive"),
@@ -266,13 +266,13 @@ _WIRE_ROWS: tuple[Family, ...] = (
         ("mac_undersize", "etherStatsUndersizePkts", "undersize"),
         ("mac_fragments", "etherStatsFragments", "fragment"),
         ("mac_jabbers", "etherStatsJabbers", "jabber")),
-    row("link_mac_oversize_frames_total", "device", STANDARD,
+    row("link_mac_oversize_frames_total", "device", _STANDARD,
         "Good frames that are longer than the NIC calls normal.", ("mac_oversize", "etherStatsOversizePkts")),
-    row("link_mac_control_frames_total", "device,direction", STANDARD,
+    row("link_mac_control_frames_total", "device,direction", _STANDARD,
         "MAC control frames: pauses of IEEE 802.3x, and on some NICs those of PFC.",
         ("mac_control_received", "MACControlFramesReceived", "receive"),
         ("mac_control_sent", "MACControlFramesTransmitted", "transmit")),
-    row("link_mac_control_unsupported_frames_total", "device", STANDARD,
+    row("link_mac_control_unsupported_frames_total", "device", _STANDARD,
         "MAC control frames received that the NIC does not know.",
         ("mac_control_unsupported", "UnsupportedOpcodesReceived")),
     row("link_pause_frames_total", "device,priority,direction", DRIVER, "PFC pause frames.",
@@ -285,7 +285,7 @@ _WIRE_ROWS: tuple[Family, ...] = (
     row("link_pause_transitions_total", "device,priority", DRIVER,
         "Times that a priority went from sending to paused.",
         ("prio_rx_pause_transitions", "rx_prioN_pause_transition"), per="priority"),
-    row("link_global_pause_frames_total", "device,direction", PAUSE,
+    row("link_global_pause_frames_total", "device,direction", _PAUSE,
         "IEEE 802.3x pause frames, which stop all priorities.",
         ("rx_pause_frames", "IEEE 802.3x: the peer paused this node", "receive"),
         ("tx_pause_frames", "IEEE 802.3x: this node paused the peer", "transmit")),
@@ -327,19 +327,19 @@ OTHER_LIMITS = (
 )
 
 _TRANSCEIVER_ROWS: tuple[Family, ...] = (
-    row("transceiver_temperature_celsius", "device", MODULE, "Temperature of the module.",
+    row("transceiver_temperature_celsius", "device", _MODULE, "Temperature of the module.",
         ("module_celsius", "temperature of the module")),
-    row("transceiver_voltage_volts", "device", MODULE, "Supply voltage of the module.",
+    row("transceiver_voltage_volts", "device", _MODULE, "Supply voltage of the module.",
         ("module_volts", "supply voltage of the module")),
-    row("transceiver_receive_power_watts", "device,lane", MODULE, "Optical power received.",
+    row("transceiver_receive_power_watts", "device,lane", _MODULE, "Optical power received.",
         ("rx_power_watts", "optical power received; 0 W is stated as 0"), per="lane"),
-    row("transceiver_transmit_power_watts", "device,lane", MODULE, "Optical power sent.",
+    row("transceiver_transmit_power_watts", "device,lane", _MODULE, "Optical power sent.",
         ("tx_power_watts", "optical power sent; 0 W is stated as 0"), per="lane"),
-    row("transceiver_bias_current_amperes", "device,lane", MODULE, "Laser bias current.",
+    row("transceiver_bias_current_amperes", "device,lane", _MODULE, "Laser bias current.",
         ("bias_amperes", "laser bias current"), per="lane"),
-    row("transceiver_ready", "device", MODULE, "1 while the CMIS module is in the state ready.",
+    row("transceiver_ready", "device", _MODULE, "1 while the CMIS module is in the state ready.",
         ("module_ready", "the CMIS module state is ready, 0 or 1")),
-    row("transceiver_threshold", "device,sensor,level", MODULE,
+    row("transceiver_threshold", "device,sensor,level", _MODULE,
         "The module's own limits, in the unit at the end of the sensor's name.",
         *((f"{name}_{level}", "the module's own limit", sensor, level)
           for sensor, name in _SENSORS.items() for level in LIMIT_LEVELS)),

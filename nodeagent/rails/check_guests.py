@@ -7,7 +7,7 @@
   gets no answer. So a guest without a ticket for ``GUEST_QUIET_S`` loses its place if another one waits for it; agents
   of an earlier version show none.
 * Anybody with an address on the rail can name nodes. So each address has a budget of reads that find nothing, a name
-  whose report lacks the address is not read again for ``REFUSED_S``, and of those that wait the one that was served
+  whose report lacks the address is not read again for ``_REFUSED_S``, and of those that wait the one that was served
   longest ago comes first: a stranger spends his own budget alone. A newer name from one address replaces the older.
 * A node that has shown a ticket before comes before all others, and needs no budget. So whoever forges other addresses,
   one's own or hundreds, can delay a node's first check here and no later one.
@@ -28,7 +28,7 @@ READS_PER_S, READS_AT_ONCE = 10.0, 4
 """Of all callers together, of the API server."""
 ADDRESS_PER_S, ADDRESS_AT_ONCE = 0.05, 2.0
 """Reads for one address that find nothing."""
-REFUSED_S = 60.0
+_REFUSED_S = 60.0
 WAITS_S = 5.0
 """A check knocks twice a second."""
 SENDERS_MAX = 512
@@ -161,7 +161,7 @@ class CheckGuests:
             if found is not None:
                 self._known.pop((address, knock.node), None)
                 self._refused.pop(knock.node, None)
-                self._refused[knock.node] = now + REFUSED_S, addresses
+                self._refused[knock.node] = now + _REFUSED_S, addresses
                 _forget_oldest(self._refused)
         finally:
             del self._reading[address]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 COUNTS = (1 << 24) - 1
 """Counts are 1 to 2^24 - 1, three octets of the packet, and begin again. 0: an agent of an earlier version."""
-CLEAR, LEAST = 0.8, 4
+CLEAR, _LEAST = 0.8, 4
 """So many losses with a known way, of which so large a share was on one, have a direction."""
 RECENT = 64
 """The losses that count; each newer one takes from the weight of the older ones."""
@@ -62,6 +62,6 @@ class LossDirection:
 
 def direction(there: float, back: float) -> str:
     """``there`` or ``back``, if most of these losses were on one way; empty if not."""
-    if there + back < LEAST:
+    if there + back < _LEAST:
         return ""
     return "there" if there >= CLEAR * (there + back) else "back" if back >= CLEAR * (there + back) else ""

@@ -23,7 +23,7 @@ from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.rails.rail_socket import RailSocket, open_rail_socket
 from nodeagent.rails.rail_views import BurstRail
 
-PER_S, KNOCK_S, SECONDS_MAX = 20.0, 0.5, 8.0
+PER_S, KNOCK_S, _SECONDS_MAX = 20.0, 0.5, 8.0
 PATIENCE_S = 10.0
 """Without an answer on any rail for so long, the check ends."""
 PROBE_LATE_S = 3.0
@@ -101,9 +101,9 @@ class RailBurst:
             rail.why = "no-socket"
 
     async def run(self, seconds: float) -> tuple[BurstRail, ...]:
-        """Check for so long, at most ``SECONDS_MAX``."""
+        """Check for so long, at most ``_SECONDS_MAX``."""
         try:
-            while self.tick(min(seconds, SECONDS_MAX)):  # noqa: ASYNC110 - it sends
+            while self.tick(min(seconds, _SECONDS_MAX)):  # noqa: ASYNC110 - it sends
                 await asyncio.sleep(_TICK_S)
             for opened in (one for rail in self.rails for one in rail.sockets):
                 opened.read()  # after a pause of this process, the answers wait here

@@ -42,7 +42,7 @@ from nodeagent.sharing.shares import Share
 
 log = logging.getLogger(__name__)
 
-STATES = ("set", "waiting", "failed")
+_STATES = ("set", "waiting", "failed")
 _INTERVAL_S = 15.0
 STARTING_S = 0.5
 """Between two passes while a container with a share is not found: it is about to start."""
@@ -121,7 +121,7 @@ class CgroupLimits:
     def counts(self) -> dict[str, int]:
         """The shares whose limits the agent sets, by state; empty where no container has one."""
         words = [state.word for state in self.states if state.share.level != SET_BY_TOOLKIT]
-        return {word: words.count(word) for word in STATES} if words else {}
+        return {word: words.count(word) for word in _STATES} if words else {}
 
     async def changed(self, revision: int) -> None:
         """Return when ``revision`` is no longer the present one."""

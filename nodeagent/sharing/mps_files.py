@@ -22,7 +22,7 @@ from msgspec import Struct
 from nodeagent.base.file_writing import make_folder
 from nodeagent.host.foreign_folder import ForeignFolder
 
-WANTED, STATES, LOCK = "wanted.json", "daemons.json", "lock"
+WANTED, STATES, _LOCK = "wanted.json", "daemons.json", "lock"
 _SIZE_MAX = 1 << 20
 _GPUS_MAX = 128
 _TEXT_MAX = 2048
@@ -93,7 +93,7 @@ class MpsFiles:
     def take_lock(self) -> int | None:
         """Return the descriptor of the lock until this process ends; ``None`` while another process has it."""
         with ForeignFolder.at(self.folder) as folder:
-            descriptor = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
+            descriptor = folder.open(_LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -105,7 +105,7 @@ class MpsFiles:
         """Whether ``nodeagent mps`` runs."""
         try:
             with ForeignFolder.at(self.folder) as folder:
-                descriptor = folder.open(LOCK)
+                descriptor = folder.open(_LOCK)
         except FileNotFoundError:
             return False
         try:

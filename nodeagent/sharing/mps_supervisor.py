@@ -49,7 +49,7 @@ READY_S = 0.2
 _START_S = 20.0
 """A daemon that does not answer by then is ended."""
 QUIT_S = 5.0
-AGAIN_FIRST_S, AGAIN_MAX_S = 0.5, 60.0
+AGAIN_FIRST_S, _AGAIN_MAX_S = 0.5, 60.0
 _STEADY_S = 60.0
 """After a life of this length the pauses start again with the first."""
 _LOCK_S = 0.5
@@ -217,7 +217,7 @@ class GpuDaemon:
 
     async def keep(self) -> None:
         """Keep the daemon running until cancelled."""
-        backoff = Backoff(self._pace.again_s, AGAIN_MAX_S)
+        backoff = Backoff(self._pace.again_s, _AGAIN_MAX_S)
         loop = asyncio.get_running_loop()
         before = self.state.pid
         while True:

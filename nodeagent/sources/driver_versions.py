@@ -12,7 +12,7 @@ from nodeagent.facts import cdi
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources.host_paths import driver_folders
 
-MODULE = "/sys/module/nvidia/version"
+_MODULE = "/sys/module/nvidia/version"
 _LIBRARIES = (cdi.DRIVER_LIBRARY, "libnvidia-ml.so.1")
 _VERSION = re.compile(r"\.so\.(\d+(?:\.\d+)+)")
 
@@ -30,7 +30,7 @@ def find_mismatch(tree: Tree, driver_root: str | None = None) -> str | None:
 
 
 def _module(tree: Tree) -> str | None:
-    version = (SysfsScan(tree).read(tree.text, MODULE) or "").strip()
+    version = (SysfsScan(tree).read(tree.text, _MODULE) or "").strip()
     return version if re.fullmatch(r"\d+(\.\d+)+", version) else None
 
 

@@ -15,7 +15,7 @@ from nodeagent.web.live_document import JSON_TYPE
 from nodeagent.web.server import Page
 from nodeagent.web.ui_pages import PageQuestion
 
-LIMIT, LIMIT_MAX = 1_000, 10_000
+_LIMIT, LIMIT_MAX = 1_000, 10_000
 
 
 class HistoryDocument(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ def history_page(changes: ChangeLog, source: str, node: str = "") -> PageQuestio
 
     async def answer(parameters: Mapping[str, str]) -> Page:
         try:
-            since, limit = float(parameters.get("since", "0")), int(parameters.get("limit", LIMIT))
+            since, limit = float(parameters.get("since", "0")), int(parameters.get("limit", _LIMIT))
         except ValueError:
             since, limit = math.nan, 0
         if math.isnan(since) or not 0 < limit <= LIMIT_MAX:

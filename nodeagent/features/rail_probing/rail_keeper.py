@@ -42,7 +42,7 @@ BUSY = 10
 """A judgement takes at most one part in so many of the time."""
 _REFUSED_MAX = 50
 """So many refused lists are left out; more are no fault of single reports, such as a missing right."""
-OK, GONE = 200, 404
+OK, _GONE = 200, 404
 _REFUSALS = (400, 403, 422)
 
 
@@ -193,7 +193,7 @@ class RailKeeper:
         for name in [name for name in self._stored if seen and name not in seen]:
             if await self._send("delete", name, partial(self._client.delete, RAIL_PARTNERS, name)) not in (
                 OK,
-                GONE,
+                _GONE,
             ):
                 return False
             del self._stored[name]
@@ -206,7 +206,7 @@ class RailKeeper:
         self.writes[verb, result] += 1
         text = result if error is None else str(error)
         self._core.write_log.add(verb, f"RailPartners {name}", "it follows the cabling", text)
-        return error.status if error is not None else GONE if result == "gone" else OK
+        return error.status if error is not None else _GONE if result == "gone" else OK
 
     async def _apply(self, partners: RailPartners, digest: int) -> None:
         body = rail_partners_object(partners)

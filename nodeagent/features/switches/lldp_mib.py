@@ -23,7 +23,7 @@ _MIB = "1.0.8802.1.1.2.1"
 OWN_CHASSIS_SUBTYPE, OWN_CHASSIS, OWN_NAME = f"{_MIB}.3.1.0", f"{_MIB}.3.2.0", f"{_MIB}.3.3.0"
 OWN = (OWN_CHASSIS_SUBTYPE, OWN_CHASSIS, OWN_NAME)
 LOCAL_PORT, LOCAL_PORT_DESCRIPTION = f"{_MIB}.3.7.1.3", f"{_MIB}.3.7.1.4"
-CHASSIS_SUBTYPE, CHASSIS = f"{_MIB}.4.1.1.4", f"{_MIB}.4.1.1.5"
+CHASSIS_SUBTYPE, _CHASSIS = f"{_MIB}.4.1.1.4", f"{_MIB}.4.1.1.5"
 PORT_SUBTYPE, PORT = f"{_MIB}.4.1.1.6", f"{_MIB}.4.1.1.7"
 NAME, ENABLED = f"{_MIB}.4.1.1.9", f"{_MIB}.4.1.1.12"
 _ADDRESS = f"{_MIB}.4.2.1.3"
@@ -31,7 +31,7 @@ COLUMNS = (
     LOCAL_PORT,
     LOCAL_PORT_DESCRIPTION,
     CHASSIS_SUBTYPE,
-    CHASSIS,
+    _CHASSIS,
     PORT_SUBTYPE,
     PORT,
     NAME,
@@ -59,7 +59,7 @@ def reading_of(own: Mapping[str, Value], columns: Mapping[str, Column]) -> Switc
     addresses = _addresses(columns[_ADDRESS])
     neighbors: list[SwitchNeighbor] = []
     for index, subtype in columns[CHASSIS_SUBTYPE].items():
-        chassis = _chassis(subtype, columns[CHASSIS].get(index))
+        chassis = _chassis(subtype, columns[_CHASSIS].get(index))
         if not chassis or len(index) != 3 or len(neighbors) == NEIGHBORS_MAX:
             continue
         port = (index[1],)
