@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEASE = "nodeagent-controller"
-RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
+CONTROLLER_RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _PAUSE_S = 1.0
 """Between two rounds of labels, so that the mirror shows the first round."""
 
@@ -247,7 +247,7 @@ class Controller:
                 if asked_s:
                     self._pause_until = max(self._pause_until, loop.time() + wait_s)
                 wake_s = wait_s if wake_s is None else min(wake_s, wait_s)
-                await asyncio.sleep(min(wait_s, RETRY_FIRST_S))
+                await asyncio.sleep(min(wait_s, CONTROLLER_RETRY_FIRST_S))
             if revision == self.cluster.revision or not result.versions:
                 await self._quiet(revision, wake_s)
 
@@ -313,7 +313,7 @@ class Controller:
 
 
 def _backoff() -> Backoff:
-    return Backoff(RETRY_FIRST_S, _RETRY_MAX_S, jitter=JITTER)
+    return Backoff(CONTROLLER_RETRY_FIRST_S, _RETRY_MAX_S, jitter=JITTER)
 
 
 def _left_s(outcome: PlanOutcome, never: T) -> float | T:

@@ -1,7 +1,8 @@
 """The file of a ``ChangeLog``.
 
 It has the newest ``KEPT_MAX`` changes, fewer if their texts are long. It is written in a thread, at most every
-``GAP_S`` and at the end. A file that cannot be read or written costs the changes before a restart, and nothing else.
+``CHANGES_GAP_S`` and at the end. A file that cannot be read or written costs the changes before a restart, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from nodeagent.base.file_writing import nearest_folder, unwritable_because
 from nodeagent.base.stored_file import StoredFile, StoredForm
 
 KEPT_MAX, FILE_BYTES = 10_000, 3 << 20
-GAP_S, WRITE_S = 30.0, 5.0
+CHANGES_GAP_S, WRITE_S = 30.0, 5.0
 _VERSION = 1
 _MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -82,7 +83,7 @@ class ChangesKeeper:
         written = 0
         try:
             while True:
-                await asyncio.sleep(GAP_S)
+                await asyncio.sleep(CHANGES_GAP_S)
                 if written != log.total:
                     written = log.total
                     await file.save(await in_thread(partial(kept, tuple(log.changes))), WRITE_S)

@@ -26,7 +26,7 @@ from nodeagent.kube.resource import PODS
 
 _BURST, PER_S = 25, 1.0
 """Of the reads of pods."""
-AGAIN_FIRST_S, _AGAIN_MAX_S = 2.0, 60.0
+HELD_AGAIN_FIRST_S, _AGAIN_MAX_S = 2.0, 60.0
 """Until the looks are repeated that did not agree: the kubelet acknowledges a pod within a second or two."""
 _IDLE_S = 3600.0
 
@@ -133,7 +133,7 @@ class HeldPods:
                 self._again.pop(one, None)
             elif one[:2] in pods:
                 backoff, _ = self._again.get(one) or (
-                    Backoff(AGAIN_FIRST_S, _AGAIN_MAX_S, jitter=JITTER),
+                    Backoff(HELD_AGAIN_FIRST_S, _AGAIN_MAX_S, jitter=JITTER),
                     now,
                 )
                 self._again[one] = backoff, now + backoff.next_s()

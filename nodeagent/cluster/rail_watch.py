@@ -1,7 +1,7 @@
 """Probe the rails of this node by the list in its RailPartners, and publish what the probes say.
 
-* The list is read by ``get``, at random within ``FIRST_S`` of the start and then every ``READ_S``: changes are rare,
-  and 100,000 nodes that watch would cost more than the news is worth. A list that cannot be read stays as it was. While
+* The list is read by ``get``, at random within ``FIRST_S`` of the start and then every ``RAIL_READ_S``: changes are
+  rare, and 100,000 nodes that watch would cost more than the news is worth. A list that cannot be read stays. While
   there is none it is looked for after a minute, two, four and so on: the controller makes it after the first report.
 * Nothing here withdraws a device.
 """
@@ -41,7 +41,7 @@ from nodeagent.rails.rail_views import BurstRail, BurstResult, PartnerView, Rail
 
 log = logging.getLogger(__name__)
 
-FIRST_S, READ_S = 60.0, 600.0
+FIRST_S, RAIL_READ_S = 60.0, 600.0
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """The names that a Node can have, a DNS subdomain; nobody is asked about others."""
 _NETLINK_S = 2.0
@@ -87,10 +87,10 @@ class RailWatch:
         self, probes: RailProbes, client: ApiClient, node: str, delivery: Delivery | None
     ) -> None:
         retry = ApiRetry("The list of partners cannot be read; the last one stays in force", delivery)
-        none = Backoff(FIRST_S, READ_S, jitter=JITTER)
+        none = Backoff(FIRST_S, RAIL_READ_S, jitter=JITTER)
         await asyncio.sleep(jittered(FIRST_S, 0.0, 1.0))
         while True:
-            wait_s = jittered(READ_S)
+            wait_s = jittered(RAIL_READ_S)
             try:
                 probes.take_partners(rail_partners_of(await client.get(RAIL_PARTNERS, node)))
             except ReportError as error:

@@ -22,7 +22,7 @@ from nodeagent.kubelet.withheld import UnwritableFile
 
 log = logging.getLogger(__name__)
 
-CHECK_S, _RETRY_S = 10.0, 1.0
+WRITES_CHECK_S, _RETRY_S = 10.0, 1.0
 """Between two looks at the folders, and while a file cannot be written."""
 
 
@@ -53,7 +53,7 @@ class ClaimWrites:
             self._failed.clear()
             await self._look(records)
             with suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_S if self.unwritable is None else _RETRY_S):
+                async with asyncio.timeout(WRITES_CHECK_S if self.unwritable is None else _RETRY_S):
                     await self._failed.wait()
 
     async def _attempt(

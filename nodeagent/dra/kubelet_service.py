@@ -55,7 +55,7 @@ _SOCKET = f"{DRIVER}-reg.sock"
 """Ours in the folder of registrations."""
 UNWATCHED_S = 30.0
 """A kubelet that knows the driver opens its stream of health again every 5 s (dra_plugin_manager.go)."""
-RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
+SERVICE_RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
 
 
 class DraService:
@@ -87,7 +87,7 @@ class DraService:
 
     async def run(self) -> None:
         """Serve and stay registered until cancelled. The caller holds the lock in ``folder``."""
-        backoff = Backoff(RETRY_FIRST_S, _RETRY_MAX_S)
+        backoff = Backoff(SERVICE_RETRY_FIRST_S, _RETRY_MAX_S)
         watching = asyncio.create_task(self._watch_folders(), name="dra-folders")
         try:
             while True:

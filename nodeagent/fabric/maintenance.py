@@ -19,8 +19,8 @@ from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.fabric.nodelinks import Wire
 
 MAINTENANCE_LABEL = "nodeagent.io/maintenance"
-ENTRIES_MAX, SERIES_MAX = 64, 20_000
-NAME_MAX, TEXT_MAX = 64, 200
+MAINTENANCE_ENTRIES_MAX, SERIES_MAX = 64, 20_000
+MAINTENANCE_NAME_MAX, TEXT_MAX = 64, 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -67,8 +67,10 @@ def read_maintenance(text: str | None) -> tuple[tuple[Maintenance, ...], str]:
         raw = _ENTRIES.decode(text or "[]")
     except (msgspec.MsgspecError, RecursionError) as error:
         return (), one_line(str(error), TEXT_MAX)
-    fault = f"it has more than {ENTRIES_MAX} entries" if len(raw) > ENTRIES_MAX else ""
-    for number, entry in enumerate(raw[:ENTRIES_MAX], 1):
+    fault = (
+        f"it has more than {MAINTENANCE_ENTRIES_MAX} entries" if len(raw) > MAINTENANCE_ENTRIES_MAX else ""
+    )
+    for number, entry in enumerate(raw[:MAINTENANCE_ENTRIES_MAX], 1):
         try:
             found.append(_bounded(_ENTRY.decode(entry)))
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
@@ -79,7 +81,7 @@ def read_maintenance(text: str | None) -> tuple[tuple[Maintenance, ...], str]:
 def _bounded(entry: Maintenance) -> Maintenance:
     """The entry with text that is printable and short. Raises ``ValueError`` for a time that no clock shows in UTC."""
     names = ("link", "netdev", "pci_address", "switch", "author")
-    texts = {name: one_line(getattr(entry, name), NAME_MAX) for name in names}
+    texts = {name: one_line(getattr(entry, name), MAINTENANCE_NAME_MAX) for name in names}
     rfc3339(entry.begin), rfc3339(entry.end)
     return msgspec.structs.replace(entry, **texts, reason=one_line(entry.reason, TEXT_MAX))
 

@@ -52,7 +52,7 @@ GRACE_S = 30.0
 """How much longer than the server the client keeps a watch."""
 NO_DATA_S = 150.0
 """The server sends a bookmark each minute; a watch without data for so long is broken."""
-RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
+API_RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
 """Between the attempts of one call that the server refuses for the moment, whatever wait it asks for."""
 
 _PARTIAL = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
@@ -332,7 +332,7 @@ class ApiClient:
     async def _send(self, request: ApiRequest, *, repeat: bool = True) -> bytearray:
         """Send the request, and again after a ``Retry-After`` if time is left. Return the answer's body."""
         until = time.monotonic() + self._timeout_s
-        backoff = Backoff(RETRY_FIRST_S, _RETRY_MAX_S, jitter=JITTER)
+        backoff = Backoff(API_RETRY_FIRST_S, _RETRY_MAX_S, jitter=JITTER)
         while True:
             try:
                 return await self._once(request, until - time.monotonic())

@@ -24,7 +24,7 @@ from nodeagent.base.backoff import next_wait_s
 
 REGISTRATION_SETTLE_S = 0.1
 """Up to 1.36 the kubelet drops the *new* client of a resource when it sees the end of the old stream."""
-RETRY_FIRST_S = 1.0
+REGISTRATION_RETRY_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
 """A registration that lasted this long and was lost is renewed after ``REGISTRATION_SETTLE_S``."""
@@ -103,7 +103,7 @@ class Registration(msgspec.Struct, frozen=True):
                 return replace(state, stage=Stage.REGISTERED, reason="", accepted_at=now, retry_s=0.0)
             case Event.FAILED, _:
                 state = self._with(kubelet)
-                retry_s = next_wait_s(state.retry_s, RETRY_FIRST_S, PAUSE_MAX_S)
+                retry_s = next_wait_s(state.retry_s, REGISTRATION_RETRY_FIRST_S, PAUSE_MAX_S)
                 return replace(
                     state, stage=Stage.REFUSED, reason=reason, not_before=now + retry_s, retry_s=retry_s
                 )

@@ -28,7 +28,7 @@ CATALOG: dict[str, Family] = {
 """Every metric family of the agent, in the order of the page."""
 PIECE = 1000
 """Lines rendered before other tasks may run: about half a millisecond."""
-KEPT_MAX = 10_000
+EXPOSITION_KEPT_MAX = 10_000
 """Series of one device that are kept; names with a key, such as a container, come and go."""
 _FRESH_S = 900.0
 """Older samples are not shown; the slowest reader runs every 60 s."""
@@ -112,7 +112,7 @@ class Exposition:
         Returns whether a series was not known.
         """
         before = len(known)
-        if before > KEPT_MAX:
+        if before > EXPOSITION_KEPT_MAX:
             known.clear()
         for name, value in sample.values.items():
             number = known.get(name)

@@ -49,7 +49,7 @@ READY_S = 0.2
 _START_S = 20.0
 """A daemon that does not answer by then is ended."""
 QUIT_S = 5.0
-AGAIN_FIRST_S, _AGAIN_MAX_S = 0.5, 60.0
+MPS_AGAIN_FIRST_S, _AGAIN_MAX_S = 0.5, 60.0
 _STEADY_S = 60.0
 """After a life of this length the pauses start again with the first."""
 _LOCK_S = 0.5
@@ -69,7 +69,7 @@ class SupervisorPace(Struct, frozen=True):
 
     probe_s: float = PROBE_S
     start_s: float = _START_S
-    again_s: float = AGAIN_FIRST_S
+    again_s: float = MPS_AGAIN_FIRST_S
 
 
 class MpsSupervisor:

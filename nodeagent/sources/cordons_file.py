@@ -19,7 +19,7 @@ from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 
 log = logging.getLogger(__name__)
 
-_LOOK_S, UNWATCHED_S = 30.0, 1.0
+_LOOK_S, CORDONS_UNWATCHED_S = 30.0, 1.0
 """Between two looks at the file without a change of its folder, and while its folder cannot be watched."""
 _VERSION = 1
 
@@ -56,7 +56,7 @@ async def follow_cordons(file: StoredFile[CordonsFile], take: Callable[[tuple[Co
     assert file.path is not None
     with FolderWatch() as watching:
         while True:
-            wait_s = UNWATCHED_S
+            wait_s = CORDONS_UNWATCHED_S
             with suppress(InotifyError):  # the folder is not there yet
                 watching.add(file.path.parent, CONTENT)
                 wait_s = _LOOK_S

@@ -1,9 +1,9 @@
 """The last ten minutes of some values of each NIC and GPU, for the curves of the node page. Reads no clock.
 
 A page that is opened must show what was before, so the values are recorded always, and little is recorded: a point for
-each ``SAMPLE_EVERY_S``, ``POINTS`` of them, for at most ``SERIES_MAX`` series of 16 bytes a point. That is 0.3 MiB at
-most and some 70 KiB on a node with 12 NICs and 8 GPUs. The values are those that the agent has read for its rules
-anyway.
+each ``SAMPLE_EVERY_S``, ``POINTS`` of them, for at most ``HISTORY_SERIES_MAX`` series of 16 bytes a point. That is 0.3
+MiB at most and some 70 KiB on a node with 12 NICs and 8 GPUs. The values are those that the agent has read for its
+rules anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nodeagent.measurements.sample import Sample
 
 SAMPLE_EVERY_S = 15.0
 POINTS = 41
-SERIES_MAX = 400
+HISTORY_SERIES_MAX = 400
 
 
 class Curve(NamedTuple):
@@ -88,7 +88,7 @@ class SampleHistory:
         for device, found in values.items():
             for name, parts in found.items():
                 key = device, name
-                if key not in self._series and len(self._series) >= SERIES_MAX:
+                if key not in self._series and len(self._series) >= HISTORY_SERIES_MAX:
                     continue
                 value = min(parts) if name == "rx_power_watts" else sum(parts)
                 self._series.setdefault(key, _Series()).add(newest[device], value)

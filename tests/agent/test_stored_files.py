@@ -12,6 +12,7 @@ import pytest
 
 from nodeagent.agent import Agent, AgentOptions
 from nodeagent.agent_config import Config
+from nodeagent.base.stored_file import StoredForm
 from nodeagent.cli import main
 from nodeagent_lab.sim.machine import Machine
 from tests.support.manifests import ROOT
@@ -80,7 +81,8 @@ def test_the_file_of_an_older_agent_is_read_without_a_loss(name: str) -> None:
     """These files are never written again: a change of a type must read what an agent before it has stored."""
     older = OLDER / name
     assert older.is_file(), f"store the file as this agent writes it in {older.relative_to(ROOT)}"
-    form = import_module(".".join(FORMS[name].with_suffix("").parts)).FORM
+    module = import_module(".".join(FORMS[name].with_suffix("").parts))
+    (form,) = (it for it in vars(module).values() if isinstance(it, StoredForm) and it.name == name)
     text = older.read_text()
     assert not lost(json.loads(text), json.loads(form.encode(form.decode(text))))
 

@@ -35,7 +35,7 @@ CDI, RECORDS, METADATA = (
 @asynccontextmanager
 async def by_claim() -> AsyncIterator[tuple[Node, ApiServer]]:
     """A node of mode dra whose slices are published."""
-    claim_writes.CHECK_S = 0.2  # of this process alone
+    claim_writes.WRITES_CHECK_S = 0.2  # of this process alone
     server = await ApiServer().start()
     with tempfile.TemporaryDirectory() as folder:
         access = f"access: kubeconfig, kubeconfig: {kubeconfig(Path(folder), server)}"
@@ -84,9 +84,9 @@ def allocated(n: Node, server: ApiServer, name: str) -> PodClaim:
 
 
 async def a_full_folder(name: str) -> None:
-    claim_writes.CHECK_S = 600.0  # the failed Prepare is what tells
+    claim_writes.WRITES_CHECK_S = 600.0  # the failed Prepare is what tells
     async with by_claim() as (n, server):
-        claim_writes.CHECK_S = 600.0
+        claim_writes.WRITES_CHECK_S = 600.0
         folder = n.folder / name
         with tmpfs(folder, "size=64k"):
             filler = fill(folder)

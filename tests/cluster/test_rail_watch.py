@@ -78,7 +78,7 @@ class Lists:
 
 async def test_a_list_that_cannot_be_read_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
-    monkeypatch.setattr(rail_watch, "READ_S", 0.0)
+    monkeypatch.setattr(rail_watch, "RAIL_READ_S", 0.0)
     taken: list[RailPartners | None] = []
     server, done = Lists(), asyncio.Event()
     wanted = partners_of(0, 0)

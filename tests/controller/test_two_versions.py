@@ -194,7 +194,7 @@ async def settled(server: ApiServer) -> None:
 async def test_a_controller_changes_nothing_of_what_an_earlier_one_wrote_for_the_same_reports(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_objects, "PAUSE_S", 0.01)
+    monkeypatch.setattr(kept_objects, "KEPT_PAUSE_S", 0.01)
     objects = recorded(version)
     server = await ApiServer().start()
     try:

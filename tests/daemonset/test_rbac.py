@@ -692,7 +692,7 @@ KEPT = [("overlays/slurm", SLURM_GRANTS), ("overlays/node-feature-groups", NFD_G
 async def test_objects_for_other_programs_need_exactly_the_rights_of_their_overlay(
     overlay: str, needed: list[Grant], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_objects, "PAUSE_S", 0.01)
+    monkeypatch.setattr(kept_objects, "KEPT_PAUSE_S", 0.01)
     manifests = built(overlay)
     admitted: list[Request] = []
     async with asyncio.timeout(PATIENCE_S), cluster(manifests, admitted) as server:
@@ -710,7 +710,7 @@ async def test_objects_for_other_programs_need_exactly_the_rights_of_their_overl
 async def test_without_a_right_to_such_an_object_the_controller_names_it(
     overlay: str, grant: Grant, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_objects, "PAUSE_S", 0.01)
+    monkeypatch.setattr(kept_objects, "KEPT_PAUSE_S", 0.01)
     manifests = built(overlay)
     (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
     caplog.set_level(logging.INFO)

@@ -280,7 +280,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_marks, "PER_S", 10.0)
     monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
     monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
-    monkeypatch.setattr(kept_objects, "PAUSE_S", 0.01)
+    monkeypatch.setattr(kept_objects, "KEPT_PAUSE_S", 0.01)
     monkeypatch.setattr(rail_keeper, "JUDGE_S", 0.05)
 
 

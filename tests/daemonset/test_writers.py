@@ -149,7 +149,7 @@ def _sent(place: Path, call: ast.Call) -> Iterator[tuple[str, str]]:
 
 async def test_every_policy_admits_what_its_own_side_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
-    monkeypatch.setattr(kept_objects, "PAUSE_S", 0.01)
+    monkeypatch.setattr(kept_objects, "KEPT_PAUSE_S", 0.01)
     monkeypatch.setattr(rail_keeper, "JUDGE_S", 0.05)
     manifests = everything()
     requests, unfinished = await recorded(manifests)

@@ -259,7 +259,7 @@ async def test_the_kubelets_folders_may_be_removed_and_created_again(
     node: DraNode, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(kubelet_service, "HEALTH_LOOK_S", 0.05)
-    monkeypatch.setattr(kubelet_service, "RETRY_FIRST_S", 0.05)
+    monkeypatch.setattr(kubelet_service, "SERVICE_RETRY_FIRST_S", 0.05)
     folder, dra = node.folder / "k" / name, node.kubelet.dra
     shutil.rmtree(folder)
     await node.kubelet.until(lambda: not dra.registered(DRIVER))

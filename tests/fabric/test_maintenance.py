@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.fabric.maintenance import (
-    ENTRIES_MAX,
+    MAINTENANCE_ENTRIES_MAX,
     Maintenance,
     MaintenanceBook,
     ends,
@@ -69,8 +69,11 @@ def test_a_bad_entry_costs_itself_alone_and_too_many_are_cut() -> None:
     found, why = read_maintenance(text({"until": "x"}, {"until": LATER, "link": "nic1", "later": True}))
     assert [entry.link for entry in found] == ["nic1"]
     assert why.startswith("entry 1: ")
-    found, why = read_maintenance(text(*[{"until": LATER}] * (ENTRIES_MAX + 1)))
-    assert (len(found), why) == (ENTRIES_MAX, f"it has more than {ENTRIES_MAX} entries")
+    found, why = read_maintenance(text(*[{"until": LATER}] * (MAINTENANCE_ENTRIES_MAX + 1)))
+    assert (len(found), why) == (
+        MAINTENANCE_ENTRIES_MAX,
+        f"it has more than {MAINTENANCE_ENTRIES_MAX} entries",
+    )
 
 
 def test_hostile_text_is_one_short_printable_line() -> None:

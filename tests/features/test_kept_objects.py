@@ -18,10 +18,10 @@ from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, HyperNode
 from nodeagent.fabric.topology_file import NO_TOPOLOGY
 from nodeagent.features.other_programs.kept_objects import (
     AT_ONCE,
-    CHECK_S,
     CONFIG_MAP_MAX,
     CONFIG_MAPS,
-    PAUSE_S,
+    KEPT_CHECK_S,
+    KEPT_PAUSE_S,
     SLURM_CONFIG_MAP,
     TROUBLE,
     KeptObjects,
@@ -143,9 +143,9 @@ async def test_what_another_one_edits_or_deletes_is_restored() -> None:
         right = config_map(server)["data"]
         edited = config_map(server)
         server.put(edited | {"data": {"topology.conf": "SwitchName=x Nodes=y\n"}})
-        await until(lambda: config_map(server)["data"] == right, limit_s=2 * CHECK_S)
+        await until(lambda: config_map(server)["data"] == right, limit_s=2 * KEPT_CHECK_S)
         server.remove("configmaps", SLURM_CONFIG_MAP, "slurm")
-        await until(lambda: config_map(server)["data"] == right, limit_s=2 * CHECK_S)
+        await until(lambda: config_map(server)["data"] == right, limit_s=2 * KEPT_CHECK_S)
 
 
 async def test_a_config_map_that_people_made_stays(caplog: pytest.LogCaptureFixture) -> None:
@@ -234,7 +234,7 @@ async def test_a_file_above_the_limit_is_said_once_and_costs_no_call(
         wanted = partial(slurm_topology, SlurmSettings(), "compute")
         kept = KeptObjects(client, WriteLog(), CONFIG_MAPS, "slurm", wanted, SLURM_CONFIG_MAP)
         keeping = asyncio.create_task(kept.run(lambda: outcome))
-        await asyncio.sleep(10 * PAUSE_S)
+        await asyncio.sleep(10 * KEPT_PAUSE_S)
         (line,) = failures(caplog)
         assert "TooLarge" in line
         assert "slurm.nodes" in line
@@ -320,8 +320,8 @@ async def test_groups_that_cannot_be_written_cost_one_call_a_minute(refused: str
             await until(lambda: server.counts["create", "nodefeaturegroups"])
             before, loop = server.counts["create", "nodefeaturegroups"], asyncio.get_running_loop()
             began = loop.time()
-            await asyncio.sleep(5 * PAUSE_S)
-            rounds = (loop.time() - began) / PAUSE_S + 1
+            await asyncio.sleep(5 * KEPT_PAUSE_S)
+            rounds = (loop.time() - began) / KEPT_PAUSE_S + 1
             assert 0 < server.counts["create", "nodefeaturegroups"] - before <= rounds
             assert before <= 2
             server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NFD}})
@@ -397,7 +397,7 @@ async def test_flapping_links_of_all_nodes_cause_few_writes_and_each_hypernode_h
                 for one in server.objects("hypernodes")
                 if TROUBLE in (one["metadata"].get("annotations") or {})
             )
-        rounds = (loop.time() - began) / PAUSE_S + 1
+        rounds = (loop.time() - began) / KEPT_PAUSE_S + 1
         assert AT_ONCE < written(server, "hypernodes") - before <= AT_ONCE * rounds
         assert len(told) == units
 
@@ -406,5 +406,5 @@ async def test_nothing_is_kept_that_is_no_output() -> None:
     async with cluster() as server, running(server, FabricConfig(hysteresis=RULES.hysteresis)):
         await until(lambda: groups(server) == [FIRST, SECOND])
         assert not {resource for _, resource in server.counts} & {"configmaps", "nodefeaturegroups"}
-        await asyncio.sleep(2 * PAUSE_S)
+        await asyncio.sleep(2 * KEPT_PAUSE_S)
         assert trouble(server) == [None, None]

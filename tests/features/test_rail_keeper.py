@@ -20,7 +20,7 @@ from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.fabric.rail_suspects import Leg, RailEnd, Scope, Suspect
 from nodeagent.fabric.topology_file import NO_TOPOLOGY
-from nodeagent.features.rail_probing.rail_keeper import CHECK_S, JUDGE_S, PAUSE_S, PER_SECOND
+from nodeagent.features.rail_probing.rail_keeper import JUDGE_S, PAUSE_S, PER_SECOND, RAILS_CHECK_S
 from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import RAIL_PARTNERS
@@ -164,7 +164,7 @@ async def test_a_quiet_hall_writes_nothing_and_a_restart_neither():
             await complete(server)
             before, once = stored(server), written(server)
             assert once == UNITS * EACH
-            await asyncio.sleep(2 * CHECK_S)
+            await asyncio.sleep(2 * RAILS_CHECK_S)
         async with running(server, RAILS, "b") as other:
             await until(lambda: other.progress.outcome is not None)
             await asyncio.sleep(10 * JUDGE_S)
@@ -217,7 +217,7 @@ async def test_what_others_delete_or_edit_is_restored():
         server.put(stored(server)["node-01"] | {"spec": {"rails": []}})
         await until(
             lambda: {name: found["spec"] for name, found in stored(server).items()} == before,
-            limit_s=2 * CHECK_S,
+            limit_s=2 * RAILS_CHECK_S,
         )
 
 

@@ -264,7 +264,7 @@ def test_a_kubelet_holds_a_resource_that_it_accepted_and_whose_stream_is_open(
 
 
 async def test_a_refusal_is_the_reason_in_the_status_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_state, "RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr(registration_state, "REGISTRATION_RETRY_FIRST_S", 0.02)
     async with world() as w:
         w.kubelet.refuse("the resource name is taken")
         await w.kubelet.start()
@@ -521,7 +521,7 @@ async def test_registration_follows_as_soon_as_a_late_kubelet_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(registration, "SOCKET_LOOK_S", 600.0)
-    monkeypatch.setattr(registration_state, "RETRY_FIRST_S", 600.0)
+    monkeypatch.setattr(registration_state, "REGISTRATION_RETRY_FIRST_S", 600.0)
     async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a")], Snapshot())

@@ -110,7 +110,7 @@ class KubeletLife(RuleBasedStateMachine):
         # The path of a socket has at most 107 characters.
         self.folder = TemporaryDirectory(prefix="na-")
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(registration_state, "RETRY_FIRST_S", 0.02)
+        self.patch.setattr(registration_state, "REGISTRATION_RETRY_FIRST_S", 0.02)
         self.patch.setattr(registration_state, "PAUSE_MAX_S", 0.1)
         self.patch.setattr(registration, "REFUSES_S", 0.02)
         self.patch.setattr(registration, "COUNTED_S", 0.0)

@@ -355,7 +355,7 @@ def test_new_numbers_reuse_the_lines_and_a_new_name_makes_another() -> None:
 
 
 def test_names_that_come_and_go_are_not_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.metrics.exposition.KEPT_MAX", 10)
+    monkeypatch.setattr("nodeagent.metrics.exposition.EXPOSITION_KEPT_MAX", 10)
     snapshot = facts()[0]
     device, netdev = snapshot.links[1].pci_address, snapshot.links[1].netdev
     exposition = Exposition(100)

@@ -68,8 +68,8 @@ def definitions() -> list[dict[str, Any]]:
 
 async def written(nodelinks: list[dict[str, Any]], defined: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """The objects in the cluster after both have worked, by plural. It has these definitions."""
-    server, pause = await ApiServer().start(), kept_objects.PAUSE_S
-    kept_objects.PAUSE_S = 0.01
+    server, pause = await ApiServer().start(), kept_objects.KEPT_PAUSE_S
+    kept_objects.KEPT_PAUSE_S = 0.01
     try:
         for one in (*defined, nfd_definition()):
             server.put(one)
@@ -91,7 +91,7 @@ async def written(nodelinks: list[dict[str, Any]], defined: list[dict[str, Any]]
             )
         return {kind: [timeless(one) for one in server.objects(kind)] for kind in KINDS}
     finally:
-        kept_objects.PAUSE_S = pause
+        kept_objects.KEPT_PAUSE_S = pause
         await server.stop()
 
 

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.web.sample_history import POINTS, SAMPLE_EVERY_S, SERIES_MAX, SampleHistory
+from nodeagent.web.sample_history import HISTORY_SERIES_MAX, POINTS, SAMPLE_EVERY_S, SampleHistory
 
 NIC, GPU = "0000:18:00.0", "GPU-1"
 
@@ -89,13 +89,13 @@ def test_ten_minutes_of_more_series_than_a_node_has_take_less_than_half_a_mebiby
         history.take(
             [
                 Sample(at, f"GPU-{n}", Source.GPU, {"gpu_celsius": at, "gpu_utilization": 0.5})
-                for n in range(SERIES_MAX)
+                for n in range(HISTORY_SERIES_MAX)
             ],
             at,
         )
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     curves = history.curves(at, at)
-    assert sum(map(len, curves.values())) == SERIES_MAX
+    assert sum(map(len, curves.values())) == HISTORY_SERIES_MAX
     assert all(len(curve["values"]) == POINTS for listed in curves.values() for curve in listed)
     assert taken < 512 * 1024

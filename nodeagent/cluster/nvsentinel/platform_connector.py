@@ -39,7 +39,7 @@ _LOOK_S = 5.0
 """Between two looks at the socket. A connector that restarts is found at the next one."""
 PACE_S = 1.0
 """Shortest time between two calls: a device that changes often is reported once a second."""
-RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
+CONNECTOR_RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
 _TOKEN_S = 2.0
 """For reading the token, which is a file in memory."""
 
@@ -88,7 +88,7 @@ class PlatformConnector:
         self._strategy = pb.STORE_ONLY if store_only else pb.EXECUTE_REMEDIATION
         self._token_file = token_file
         self._call_s, self._look_s, self._pace_s = call_s, look_s, pace_s
-        self._backoff = backoff or Backoff(RETRY_FIRST_S, _RETRY_MAX_S, jitter=JITTER)
+        self._backoff = backoff or Backoff(CONNECTOR_RETRY_FIRST_S, _RETRY_MAX_S, jitter=JITTER)
         self._reads = BoundedCalls("the token of NVSentinel", _TOKEN_S)
         self._ledger = EventLedger()
         self._identity: SocketIdentity | None = None

@@ -25,9 +25,9 @@ from nodeagent.console.moments import local, moment
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.terminal import note, screen, screen_section, tell
 from nodeagent.fabric.maintenance import (
-    ENTRIES_MAX,
+    MAINTENANCE_ENTRIES_MAX,
     MAINTENANCE_LABEL,
-    NAME_MAX,
+    MAINTENANCE_NAME_MAX,
     TEXT_MAX,
     Maintenance,
     read_maintenance,
@@ -83,7 +83,7 @@ async def _run(options: argparse.Namespace, now: float, until: float) -> int:
 
 def _maker(options: argparse.Namespace, now: float, until: float) -> Callable[..., Maintenance]:
     """Make the entry of a link, of a switch's link, or of a node."""
-    author = one_line(options.author or getpass.getuser(), NAME_MAX)
+    author = one_line(options.author or getpass.getuser(), MAINTENANCE_NAME_MAX)
     since, to = (datetime.fromtimestamp(int(at), UTC) for at in (now, until))
     return partial(
         Maintenance, since=since, until=to, author=author, reason=one_line(options.reason, TEXT_MAX)
@@ -230,10 +230,10 @@ async def _write(
                 f"{node}: {MAINTENANCE_LABEL} cannot be read whole ({fault}), and nothing was changed; {remedy}"
             )
         kept = [it for it in stored if it.end > now and (it.link, it.switch) not in places]
-        if not end and (count := len(kept) + len(entries)) > ENTRIES_MAX:
+        if not end and (count := len(kept) + len(entries)) > MAINTENANCE_ENTRIES_MAX:
             remedy = "name the whole node instead of its links"
             raise UnreadableError(
-                f"{node}: it would have {count} entries, at most {ENTRIES_MAX} count; {remedy}"
+                f"{node}: it would have {count} entries, at most {MAINTENANCE_ENTRIES_MAX} count; {remedy}"
             )
         text = write_maintenance(kept if end else [*kept, *entries])
         body = {"resourceVersion": meta.resource_version, "annotations": {MAINTENANCE_LABEL: text}}

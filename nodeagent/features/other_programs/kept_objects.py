@@ -4,14 +4,14 @@ annotation of our HyperNodes with the nodes in trouble.
 Rules:
 
 * Each change makes slurmctld read its configuration again, or NFD match all nodes. So an object is written only when
-  its content differs, and the objects of a kind at most once in ``PAUSE_S``. A text that comes and goes with the health
-  of links is in none of them.
+  its content differs, and the objects of a kind at most once in ``KEPT_PAUSE_S``. A text that comes and goes with the
+  health of links is in none of them.
 * Of the HyperNodes at most ``AT_ONCE`` get another annotation in this time, those first that have waited for longest:
   Volcano rebuilds a part of its tree at each write, and links of all nodes may flap.
 * A tree without nodes changes nothing: it is more often an error than the wish to empty another program's file.
 * What is no longer kept stays, because the right to the former namespace may be gone. A line names its removal.
-* What another one has edited or deleted is restored within ``CHECK_S``. Objects of another owner stay as they are.
-* A kind that cannot be written delays neither the tree nor the other kind, and costs one call in ``PAUSE_S``.
+* What another one has edited or deleted is restored within ``KEPT_CHECK_S``. Objects of another owner stay as they are.
+* A kind that cannot be written delays neither the tree nor the other kind, and costs one call in ``KEPT_PAUSE_S``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)
 
-PAUSE_S, CHECK_S = 60.0, 600.0
+KEPT_PAUSE_S, KEPT_CHECK_S = 60.0, 600.0
 AT_ONCE = 10
 TROUBLE = "nodeagent.io/trouble"
 SLURM_CONFIG_MAP = "nodeagent-slurm-topology"
@@ -143,7 +143,7 @@ class KeptObjects:
         loop, kept, checked_at = asyncio.get_running_loop(), None, 0.0
         while True:
             outcome = latest()
-            if outcome is not None and (outcome is not kept or loop.time() >= checked_at + CHECK_S):
+            if outcome is not None and (outcome is not kept or loop.time() >= checked_at + KEPT_CHECK_S):
                 try:
                     if await self._keep(outcome):
                         kept, checked_at = outcome, loop.time()
@@ -152,7 +152,7 @@ class KeptObjects:
                     self._failures.failed(error, namespace=self._namespace or "")
                 except NotLeading:
                     await asyncio.Event().wait()  # until this task is cancelled
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(KEPT_PAUSE_S)
 
     async def _keep(self, outcome: PlanOutcome) -> bool:
         """False: the rest must wait. Raises ``ApiError``, after the writes that are possible."""

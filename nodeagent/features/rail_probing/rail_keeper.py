@@ -4,8 +4,8 @@ Rules:
 
 * An object is written only if its content differs, at most ``PER_SECOND`` of them a second. Lists depend on cabling,
   addresses and tiers, never on the health of links: a fault writes nothing.
-* What another one has edited or deleted is restored within ``CHECK_S``. An object goes with its Node, which owns it,
-  and is deleted when its node has no partners; if none has any, that is more often an error, and they stay.
+* What another one has edited or deleted is restored within ``RAILS_CHECK_S``. An object goes with its Node, which owns
+  it, and is deleted when its node has no partners; if none has any, that is more often an error, and they stay.
 * Places are judged every ``JUDGE_S``, apart from the plan, whose debounce would double the time until a dead link is
   named. Another place is shown at once, and new numbers of the evidence within ``PAUSE_S``.
 * A new leader continues with the lists of its predecessor: the partners across are read from the objects.
@@ -34,7 +34,7 @@ from nodeagent.kube.client import ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.resource import RAIL_PARTNERS, Meta, Partial, Resource, metadata
 
-JUDGE_S, CHECK_S, PAUSE_S = 5.0, 600.0, 60.0
+JUDGE_S, RAILS_CHECK_S, PAUSE_S = 5.0, 600.0, 60.0
 PER_SECOND = 50.0
 _AT_ONCE = 200
 """Lists that are made in one call of a thread."""
@@ -65,7 +65,7 @@ class RailKeeper:
         self._stored: dict[str, tuple[int, str | None]] = {}
         """A digest of the content, and the version, of each object."""
         self._refused: dict[str, int] = {}
-        """A digest of the content that the API server has refused: the same is sent again after ``CHECK_S``."""
+        """A digest of the content that the API server has refused: the same is sent again after ``RAILS_CHECK_S``."""
         self.writes: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -123,7 +123,7 @@ class RailKeeper:
         read_at = loop.time()
         while True:
             try:
-                if loop.time() >= read_at + CHECK_S:
+                if loop.time() >= read_at + RAILS_CHECK_S:
                     kept, read_at = None, loop.time()
                     await self._compare()
                 lists = self.watch.lists

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PORT = 161
+SNMP_PORT = 161
 _TRIES = 3
 ROWS_MAX = 32768
 """In one column: four thousand neighbors with eight addresses each."""
@@ -40,7 +40,7 @@ class SnmpReader:
     """Reads the LLDP-MIB of switches."""
 
     settings: SnmpSettings = field(default_factory=SnmpSettings)
-    port: int = PORT
+    port: int = SNMP_PORT
     timeout_s: float = 20.0
 
     def check(self) -> None:
