@@ -45,7 +45,8 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Silence:
     """Make a source wait for a machine that never answers."""
     monkeypatch.setattr(discovery, "FIRST_FACTS_S", 0.5)
     monkeypatch.setattr(running_sources, "READ_S", 0.0)
-    return lambda source: monkeypatch.setattr({"pci": pci_source, "gpus": gpu_source}[source], "watch", never)
+    watches = {"pci": (pci_source, "watch_pci"), "gpus": (gpu_source, "watch_gpus")}
+    return lambda source: monkeypatch.setattr(*watches[source], never)
 
 
 async def test_a_source_without_an_answer_is_marked_and_one_with_an_answer_is_not(silence: Silence) -> None:
