@@ -42,6 +42,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _of_this_loop(record: logging.LogRecord) -> bool:
+    """gRPC has one poller for all loops of a process. It reports in a test what ends late in the closed loop of an
+    earlier one; the agent has one loop."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed")
+
+
+logging.getLogger("asyncio").addFilter(_of_this_loop)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for plugin in (golden, longest_first, needs, time_limits):
         config.pluginmanager.register(plugin)
