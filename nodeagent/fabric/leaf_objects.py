@@ -6,7 +6,7 @@ mentions any more stays listed while a node of the object has a link without a n
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, islice
 
@@ -48,7 +48,7 @@ class LeafObjects:
         published: Mapping[str, HyperNode],
     ) -> None:
         self._labels, self._tier = labels_of(rules.fabric, LEAF), LEAF + rules.tier_offset
-        self._votes, self._cabling = votes, cabling
+        self._votes, self._cabling, self._place = votes, cabling, place
         self._renamed: dict[str, list[str]] = {}
         for current, key in votes.names.renamed.items():
             self._renamed.setdefault(key, []).append(current)
@@ -57,7 +57,8 @@ class LeafObjects:
         children: dict[str, list[str]] = {}
         for domain, leaf in nvlink.parent.items():
             children.setdefault(leaf, []).append(domain)
-        for name, members in sorted(_members(place).items()):
+        self._sizes = _members(place)
+        for name, members in sorted(self._sizes.items()):
             domains = tuple(sorted(children.get(name, ())))
             old = published.get(name)
             own = members - nvlink.of.keys() if nvlink.of else members
@@ -68,7 +69,7 @@ class LeafObjects:
                 nodes=self._fit(name, own, domains, old),
                 children=domains,
                 labels=self._labels,
-                annotations=self._annotations(names.groups.get(name), old, members),
+                annotations=self._annotations(name, names.groups.get(name), old, members),
             )
 
     def _fit(
@@ -91,18 +92,23 @@ class LeafObjects:
         self.trimmed[name] = tuple(sorted(members - kept))
         return tuple(sorted(kept))
 
-    def _annotations(self, group: SwitchGroup | None, old: HyperNode | None, members: set[str]) -> Texts:
-        if group is None:
-            return () if old is None else old.annotations
+    def _annotations(
+        self, name: str, group: SwitchGroup | None, old: HyperNode | None, members: set[str]
+    ) -> Texts:
         listed = () if old is None else old.switches
-        switches = {
-            leaf
-            for leaf in self._cabling.switches(group)
-            if leaf in listed or self._is_confirmed(leaf, members)
-        }
-        rails = len(self._cabling.rails(switches.intersection(group.leaves)))
+        if group is None:
+            if old is None or not any(self._is_elsewhere(leaf, name) for leaf in listed):
+                return () if old is None else old.annotations
+            switches = set[str]()
+        else:
+            switches = {
+                leaf
+                for leaf in self._cabling.switches(group)
+                if leaf in listed or self._gains(leaf, name, members)
+            }
+        rails = len(self._cabling.rails(switches.intersection(() if group is None else group.leaves)))
         if old is not None:
-            lost = [leaf for leaf in old.switches if leaf not in switches and not self._is_elsewhere(leaf)]
+            lost = [leaf for leaf in old.switches if leaf not in switches and not self._is_elsewhere(leaf, name)]
             before = old.note(RAILS)
             fewer = before.isdecimal() and int(before) > max(rails, 1)
             if (lost or fewer) and self._has_link_without_neighbor(members):
@@ -116,6 +122,12 @@ class LeafObjects:
             texts[RAILS] = str(rails)
         return tuple(sorted((key, text) for key, text in texts.items() if text))
 
+    def _gains(self, leaf: str, name: str, members: Collection[str]) -> bool:
+        """Whether the object lists a switch of its group that it did not list."""
+        home = self._votes.pairs.homes.get(leaf)
+        is_free = home is None or home not in self._sizes or not self._is_elsewhere(leaf, name)
+        return self._is_confirmed(leaf, members) and is_free
+
     def _is_confirmed(self, leaf: str, members: Collection[str]) -> bool:
         """Two of the members report the switch. One is enough among two, and for a switch of the topology file."""
         if len(members) < CONFIRMED_FROM or leaf in self._votes.pairs.static:
@@ -123,12 +135,17 @@ class LeafObjects:
         nodes = chain.from_iterable(pattern.nodes for pattern in self._votes.at(leaf))
         return len(list(islice((node for node in nodes if node in members), 2))) > 1
 
-    def _is_elsewhere(self, leaf: str) -> bool:
-        """Reports mention the switch, and it counts for a group with nodes, or is foreign."""
+    def _is_elsewhere(self, leaf: str, name: str) -> bool:
+        """The switch is foreign, or another object has more nodes at it. Which groups there are does not count: what an
+        object lists joins groups, so a list that follows from them might go on changing."""
         if leaf in self._cabling.foreign:
             return True
-        group = self._cabling.home(leaf)
-        return group is not None and bool(group.voters or group.forced)
+        if leaf in self._votes.pairs.static:
+            group = self._votes.of.get(leaf)
+            return group is not None and bool(group.voters or group.forced)
+        nodes = chain.from_iterable(pattern.nodes for pattern in self._votes.at(leaf))
+        counts = Counter(self._place[node] for node in nodes if node in self._place)
+        return max(counts.values(), default=0) > counts[name]
 
     def _has_link_without_neighbor(self, members: Iterable[str]) -> bool:
         patterns = map(self._votes.pattern, members)
