@@ -169,11 +169,6 @@ class SwitchGraph:
         """The switches of each switch's group, sorted, if exactly half were not enough."""
         return {leaf: part for formed in self._formed for part in formed.strict for leaf in part}
 
-    @property
-    def are_as_reported(self) -> bool:
-        """Neither a published object nor exactly half joined any groups."""
-        return all(len(formed.reported) == 1 for formed in self._formed)
-
     def reported_parts(self) -> Mapping[str, tuple[str, ...]]:
         """The switches of each switch's group, sorted, if no object were published."""
         return {leaf: part for formed in self._formed for part in formed.reported for leaf in part}

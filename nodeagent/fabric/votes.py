@@ -119,7 +119,7 @@ class LinkVotes:
         with the switch before and one with the switch after it, so the links of no node have a majority. What is
         published does not count: an object that lists a chain would undo it.
         """
-        if self.pairs.are_as_reported and not any(_is_divided(pattern.votes) for pattern in self._patterns):
+        if not any(_is_divided(pattern.votes) or _is_tied(pattern) for pattern in self._patterns):
             return []
         reported = self.pairs.reported_parts()
         nodes: dict[tuple[str, ...], int] = {}
