@@ -57,8 +57,7 @@ class LeafObjects:
         children: dict[str, list[str]] = {}
         for domain, leaf in nvlink.parent.items():
             children.setdefault(leaf, []).append(domain)
-        self._sizes = _members(place)
-        for name, members in sorted(self._sizes.items()):
+        for name, members in sorted(_members(place).items()):
             domains = tuple(sorted(children.get(name, ())))
             old = published.get(name)
             own = members - nvlink.of.keys() if nvlink.of else members
@@ -95,20 +94,17 @@ class LeafObjects:
     def _annotations(
         self, name: str, group: SwitchGroup | None, old: HyperNode | None, members: set[str]
     ) -> Texts:
-        listed = () if old is None else old.switches
         if group is None:
-            if old is None or not any(self._is_elsewhere(leaf, name) for leaf in listed):
-                return () if old is None else old.annotations
-            switches = set[str]()
-        else:
-            switches = {
-                leaf
-                for leaf in self._cabling.switches(group)
-                if leaf in listed or self._gains(leaf, name, members)
-            }
-        rails = len(self._cabling.rails(switches.intersection(() if group is None else group.leaves)))
+            return () if old is None else old.annotations
+        listed = () if old is None else old.switches
+        switches = {
+            leaf
+            for leaf in self._cabling.switches(group)
+            if leaf in listed or self._gains(leaf, name, members)
+        }
+        rails = len(self._cabling.rails(switches.intersection(group.leaves)))
         if old is not None:
-            lost = [leaf for leaf in old.switches if leaf not in switches and not self._is_elsewhere(leaf, name)]
+            lost = [leaf for leaf in listed if leaf not in switches and not self._is_elsewhere(leaf, name)]
             before = old.note(RAILS)
             fewer = before.isdecimal() and int(before) > max(rails, 1)
             if (lost or fewer) and self._has_link_without_neighbor(members):
@@ -124,13 +120,15 @@ class LeafObjects:
 
     def _gains(self, leaf: str, name: str, members: Collection[str]) -> bool:
         """Whether the object lists a switch of its group that it did not list."""
-        home = self._votes.pairs.homes.get(leaf)
-        is_free = home is None or home not in self._sizes or not self._is_elsewhere(leaf, name)
-        return self._is_confirmed(leaf, members) and is_free
+        if leaf in self._votes.pairs.static:
+            return True
+        return self._is_confirmed(leaf, members) and not (
+            self._votes.pairs.homes and self._is_elsewhere(leaf, name)
+        )
 
     def _is_confirmed(self, leaf: str, members: Collection[str]) -> bool:
-        """Two of the members report the switch. One is enough among two, and for a switch of the topology file."""
-        if len(members) < CONFIRMED_FROM or leaf in self._votes.pairs.static:
+        """Two of the members report the switch. One is enough among two."""
+        if len(members) < CONFIRMED_FROM:
             return True
         nodes = chain.from_iterable(pattern.nodes for pattern in self._votes.at(leaf))
         return len(list(islice((node for node in nodes if node in members), 2))) > 1
