@@ -39,7 +39,8 @@ class _SharedSwitches:
 
         Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail: few
         may be at other odd switches. The second switch needs two members that the first one has not, and two on this
-        rail, since one may be a wrong cable; or the first one has no more than two, and all are at the rail.
+        rail, since one may be a wrong cable; or the first one has no more than two, and all are at the rail; or half of the
+        members that have a neighbor on the rail are not at the first one, but at switches of one member each.
         """
         graph = self._graph
         by_rail: dict[str, list[tuple[int, str]]] = {}
@@ -67,7 +68,7 @@ class _SharedSwitches:
                 if (
                     (-both - common > 1 or (both < -1 and self._count_apart(leaf, other, most) > 1))
                     and graph.members_on(other, rail) > 1
-                ) or (first >= -2 and not silent):
+                ) or (-2 * first <= graph.degree(leaf) - silent if first < -2 else not silent):
                     pairs.append((both, most, other))
                 break
         if not pairs:
