@@ -57,6 +57,9 @@ class _SharedSwitches:
             silent = self._count_silent(leaf, rail)
             if 2 * silent > graph.degree(leaf):
                 continue
+            here = sum(min(-both, graph.members_on(other, rail)) for both, other in others)
+            if 2 * here < graph.degree(leaf) - silent:
+                continue
             others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
             first, most = others[0]
             for both, other in others[1:]:
@@ -110,9 +113,14 @@ class _SharedSwitches:
         return 2 * rails < others
 
     def _count_joined(self, leaf: str, except_for: Collection[str], least: int) -> int:
-        """How many switches most members have together with this one, and ``least`` members at least."""
-        pairs = (self._graph.overlap(leaf, other) for other in self._graph.common(leaf).keys() - except_for)
-        return sum(both >= least and 2 * both >= deciding for both, deciding in pairs)
+        """How many switches most members have together with this one: ``least`` members at least, and a third of its
+        own also without any one of them."""
+        graph, mine = self._graph, self._graph.degree(leaf)
+        pairs = (graph.overlap(leaf, other) for other in graph.common(leaf).keys() - except_for)
+        return sum(
+            both >= least and 2 * both >= deciding and (mine < MAJORITY or MAJORITY * (both - 1) >= mine)
+            for both, deciding in pairs
+        )
 
     def _covers(self, leaf: str, other: str) -> bool:
         """Of the members of ``other`` that decide, more than half have ``leaf`` too."""

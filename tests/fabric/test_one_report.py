@@ -18,10 +18,10 @@ from msgspec import structs
 from nodeagent.fabric import IMMEDIATE, FabricRules, Planner, PlanOutcome, compute
 from nodeagent.fabric.fabric_settings import TierSettings
 from nodeagent.fabric.hypernode import HyperNode
-from nodeagent.fabric.nodelinks import ReportedDomain
+from nodeagent.fabric.nodelinks import Contender, NodeLinks, ReportedDomain
 from tests.support.examples import examples
 from tests.support.fabrics import partition
-from tests.support.random_halls import Cabling, Links, draw_cabling, draw_lie, report, reports
+from tests.support.random_halls import Cabling, Links, draw_cabling, draw_lie, report, reports, switches
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
 SEED = st.integers(0, 2**64)
@@ -133,6 +133,7 @@ def test_one_witness_joins_what_is_published_together() -> None:
 @example(seed=87138697049, units=2, small=True, replaces=True)
 @example(seed=2663, units=3, small=True, replaces=True)
 @example(seed=742912719638, units=6, small=True, replaces=True)
+@example(seed=508737283325, units=4, small=True, replaces=False)
 @given(seed=SEED, units=st.integers(2, 6), small=st.booleans(), replaces=st.booleans())
 def test_one_report_of_any_content_joins_and_divides_no_group_of_others(
     seed: int, units: int, small: bool, replaces: bool
@@ -226,6 +227,26 @@ def sure(cabling: Mapping[str, Links]) -> set[str]:
     }
 
 
+def contested(one: NodeLinks, chance: random.Random, names: Collection[str], most: int = 8) -> NodeLinks:
+    """The report with another switch as the neighbor of some links, whose own one is a contender."""
+    links = list(one.links)
+    for i in chance.sample(range(len(links)), min(most, len(links))):
+        neighbor, name = links[i].neighbor, chance.choice([*names])
+        if neighbor is not None:
+            contender = Contender(
+                chassis_id=neighbor.chassis_id, port_id=neighbor.port_id, system_name=neighbor.system_name
+            )
+            first = structs.replace(
+                neighbor,
+                chassis_id=structs.replace(neighbor.chassis_id, value=f"chassis of {name}"),
+                system_name=name,
+                contested=True,
+                contenders=(contender,),
+            )
+            links[i] = structs.replace(links[i], neighbor=first)
+    return structs.replace(one, links=tuple(links))
+
+
 def nodes_below(outcome: PlanOutcome, tier: int) -> Groups:
     """The nodes below each object of a tier."""
     by_name = {one.name: one for one in outcome.hypernodes}
@@ -283,6 +304,44 @@ def test_one_report_of_any_content_joins_and_divides_no_group_of_an_upper_tier(
     assume(partition(before) == units_of(cabling))
     after = planned({**cabling, node: lie})
     assert not changes(nodes_below(before, 2), nodes_below(after, 2), node)
+
+
+@settings(max_examples=examples(60))
+@example(seed=751782465221, units=2)
+@example(seed=985680179459, units=4)
+@example(seed=26603634486, units=3)
+@example(seed=833787607840, units=3)
+@example(seed=27477887556, units=2)
+@given(seed=SEED, units=st.integers(2, 5))
+def test_one_report_of_any_content_changes_no_group_beside_contested_links(seed: int, units: int) -> None:
+    """A few links of others have a bridge as neighbor, with the switch as contender. The report may name the switch
+    ports of these, contenders of its own, and the names of others for a chassis ID."""
+    chance = random.Random(seed)
+    cabling = draw_cabling(chance, units, rails=chance.randint(3, 8), sizes=range(3, 17))
+    node = chance.choice((*sorted(cabling), "liar"))
+    lie = contested(report(node, draw_lie(chance, cabling)), chance, switches(cabling))
+    cabling.pop(node, None)
+    bridged = set(chance.sample(sorted(cabling), 2))
+    honest = [
+        contested(one, chance, ["bridge"], 1) if one.node_name in bridged else one for one in reports(cabling)
+    ]
+    ports = [link.neighbor.port_id for one in honest for link in one.links[:1] if link.neighbor is not None]
+    lie = structs.replace(
+        lie,
+        links=tuple(
+            link
+            if link.neighbor is None or chance.random() < 0.5
+            else structs.replace(link, neighbor=structs.replace(link.neighbor, port_id=chance.choice(ports)))
+            for link in lie.links
+        ),
+    )
+    before = compute(honest, rules=NOW)
+    assume(partition(before) == units_of(cabling))
+    decided = sure(cabling)
+    groups = {group & decided for group in partition(before)}
+    for published in ((), before.hypernodes):
+        after = partition(compute([*honest, lie], published=published, rules=NOW))
+        assert not changes(groups, {group & (decided | {node}) for group in after}, node)
 
 
 @given(seed=SEED, racks=st.integers(2, 4), trays=st.integers(3, 9))
