@@ -237,3 +237,10 @@ def test_it_says_fault_reason_anomaly_finding_or_remark_and_no_vaguer_word(page:
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|[\w-]+-detector", "", page.read_text(), flags=re.S)
     if page.parent.name != "decisions":  # a form for issues of the forge
         assert VAGUE.findall(text) == []
+
+
+def test_reports_are_read_in_their_namespace() -> None:
+    """NodeLinks are in the namespace of the agents, so `kubectl get nodelinks` alone shows nothing."""
+    shown = [line for page in PAGES for line in re.findall(r"kubectl get nodelinks[^`\n]*", page.read_text())]
+    assert len(shown) > 5
+    assert [line for line in shown if not re.search(r" -n nodeagent| -A", line)] == []
