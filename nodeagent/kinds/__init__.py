@@ -68,6 +68,11 @@ class DeviceKind(msgspec.Struct, frozen=True):
         """The GPU memory of one device; ``None`` if a device is not a share of memory."""
         return None
 
+    @property
+    def number(self) -> int | None:
+        """The index of the one GPU that has this resource, if the name of the resource has it."""
+        return None
+
     def resized(self, device_mib: int) -> DeviceKind:  # noqa: ARG002
         """Return this kind with devices of another size; a kind without a size returns itself."""
         return self
