@@ -135,7 +135,7 @@ def renewed(
         if device is None:
             raise Refused(f"{ascii_name(it.device)} is no device of this node any more")
         gone = [vf for vf in it.vfs if vf not in here]
-        if device.uuid and it.amount and device.gone:
+        if device.slices(it.amount) and device.gone:
             gone.append(device.name)
         if gone:
             raise Refused(f"{ascii_name(gone[0])} is not there any more")
@@ -327,10 +327,12 @@ def _choose_vfs(shares: Iterable[GrantedShare], held: Shares, snapshot: Snapshot
 
 
 def _by_request(shares: Iterable[GrantedShare]) -> list[list[GrantedShare]]:
-    """Return the shares of each request and resource. A container that uses a request gets all of them."""
+    """Return the shares of each request and resource. A container that uses a request gets all of them. Shares of GPU
+    memory are of one size."""
     groups: dict[tuple[str, str, int], list[GrantedShare]] = {}
     for share in shares:
-        key = share.request, share.device.kind.resource, share.device.group(share.amount)
+        size = share.amount if share.device.slices(share.amount) else 0
+        key = share.request, share.device.kind.resource, size
         groups.setdefault(key, []).append(share)
     return list(groups.values())
 
@@ -373,6 +375,7 @@ def _prepared(
     share: GrantedShare, cdi_name: str, allocation: Allocation, snapshot: Snapshot
 ) -> PreparedDevice:
     device, result = share.device, share.result
+    slices = device.slices(share.amount)
     own = (name for name in allocation.cdi_devices if name.rpartition("=")[2] == device.parent)
     return PreparedDevice(
         share.request,
@@ -384,8 +387,8 @@ def _prepared(
         (cdi_name, *own),
         result.share_id,
         share.vfs,
-        device.uuid,
-        device.slices(share.amount),
+        device.parent if slices else "",
+        slices,
         tuple(
             VfInterface(vf.pci_address, vf.netdev, vf.mac, vf.rdma.device if vf.rdma else None)
             for vf in snapshot.functions

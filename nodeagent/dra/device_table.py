@@ -9,7 +9,7 @@ import msgspec
 
 from nodeagent.dra.devices import DraDevice
 from nodeagent.dra.gpu_device import gpu_devices
-from nodeagent.dra.mig_place import mig_places
+from nodeagent.dra.mig_place import mig_place_devices
 from nodeagent.dra.pf_device import pf_devices
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
@@ -31,7 +31,7 @@ _Maker = Callable[[Any, ClaimEntry, Snapshot], Iterable[DraDevice]]
 
 _MAKERS: Mapping[type[DeviceKind], _Maker] = {
     GpuMemory: lambda kind, _, snapshot: gpu_devices(kind, snapshot),
-    MigPlaces: lambda kind, _, snapshot: mig_places(kind, snapshot),
+    MigPlaces: lambda kind, _, snapshot: mig_place_devices(kind, snapshot),
     VfPool: lambda kind, entry, snapshot: pf_devices(
         kind, entry.rails, snapshot, vf_devices=entry.vf_devices
     ),
@@ -47,6 +47,6 @@ def devices_of(entries: Iterable[ClaimEntry], snapshot: Snapshot) -> tuple[DraDe
 
 def lacking_enforcement(devices: Iterable[DraDevice], snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Yield the resources whose enforcement this node lacks, each with the reason."""
-    for kind, device in {device.kind: device for device in devices}.items():
-        if (lacking := device.lacking(snapshot)) is not None:
+    for kind in dict.fromkeys(device.kind for device in devices):
+        if (lacking := kind.lacking(snapshot)) is not None:
             yield kind.resource, lacking

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -102,11 +102,6 @@ class DraDevice(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
     @property
-    def in_one_entry(self) -> tuple[str, str]:
-        """What only one entry of ``resources`` may select: its name, and its class."""
-        raise NotImplementedError
-
-    @property
     def own_health(self) -> bool:
         """Whether claims are refused for its health. The VFs of a PF have theirs."""
         return True
@@ -116,11 +111,6 @@ class DraDevice(msgspec.Struct, frozen=True):
         """The key that sorts the devices of a node. Devices of one key stay as their entries and the driver have
         them."""
         return ()
-
-    @property
-    def uuid(self) -> str:
-        """The UUID of a GPU whose slices the claims have; empty for everything else."""
-        return ""
 
     @property
     def divided_gpu(self) -> Gpu | None:
@@ -152,20 +142,12 @@ class DraDevice(msgspec.Struct, frozen=True):
         """How its shares are granted through an MPS daemon."""
         return None
 
-    def lacking(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
-        """Return why this node cannot keep programs within their share as configured, if it cannot."""
-        return None
-
     def limit_mib(self, amount: int, snapshot: Snapshot) -> int | None:  # noqa: ARG002
         """Return the limit on the memory of ALL GPUs of a container that has this amount."""
         return None
 
     def slices(self, amount: int) -> int:  # noqa: ARG002
         """Return the number of a device plugin's slices of GPU memory for this amount."""
-        return 0
-
-    def group(self, amount: int) -> int:  # noqa: ARG002
-        """Return a number; shares of one request and one resource are granted together if it is equal."""
         return 0
 
     def attributes(self, link: Link | None, ends: LinkEnds, leaf_group: str | None) -> Attributes:
@@ -223,9 +205,8 @@ class DraDevice(msgspec.Struct, frozen=True):
         kinds; ``nccl`` is added for a container that may use the VFs of the claim."""
         raise NotImplementedError
 
-    def alike(self, devices: Iterable[DraDevice]) -> list[Self]:
-        """Return devices of one resource: an entry of ``resources`` makes one kind."""
-        return cast("list[Self]", list(devices))
+
+_Kind = TypeVar("_Kind", bound=DraDevice)
 
 
 class GrantedShare(msgspec.Struct):
@@ -244,6 +225,11 @@ class GrantedShare(msgspec.Struct):
     @property
     def request(self) -> str:
         return self.result.request.partition("/")[0]
+
+
+def alike(example: _Kind, devices: Iterable[DraDevice]) -> list[_Kind]:
+    """Return devices of one resource, of which this is an example: an entry of ``resources`` makes one kind."""
+    return [device for device in devices if isinstance(device, type(example))]
 
 
 def pool_name(node: str, pool: str) -> str:

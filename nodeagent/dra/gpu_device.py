@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from nodeagent.dra.device_attributes import pci_place
-from nodeagent.dra.devices import Attributes, Capacity, DraDevice, GrantedShare, LinkEnds, gpu_name
+from nodeagent.dra.devices import Attributes, Capacity, DraDevice, GrantedShare, LinkEnds, alike, gpu_name
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Gpu, Health, Link, Snapshot
 from nodeagent.kinds import gpu_access
@@ -46,33 +46,18 @@ class GpuDevice(DraDevice, frozen=True):
         return self.gpu.uuid
 
     @property
-    def uuid(self) -> str:
-        return self.gpu.uuid
-
-    @property
     def hardware(self) -> frozenset[str]:
         return frozenset((self.gpu.uuid,))
 
     @property
-    def in_one_entry(self) -> tuple[str, str]:
-        return gpu_in_one_entry(self.gpu)
-
-    @property
     def mps(self) -> MpsShares | None:
         return self.kind.mps
-
-    def lacking(self, snapshot: Snapshot) -> str | None:
-        return self.kind.lacking(snapshot)
 
     def limit_mib(self, amount: int, snapshot: Snapshot) -> int | None:
         return amount if self.kind.limits(snapshot) else None
 
     def slices(self, amount: int) -> int:
         return -(-amount // self.kind.slice_mib)
-
-    def group(self, amount: int) -> int:
-        """Shares of GPU memory that are granted together are of one size."""
-        return amount
 
     def attributes(self, link: Link | None, ends: LinkEnds, leaf_group: str | None) -> Attributes:  # noqa: ARG002
         return {
@@ -84,11 +69,11 @@ class GpuDevice(DraDevice, frozen=True):
         }
 
     def grant(self, shares: Sequence[GrantedShare], snapshot: Snapshot) -> Allocation:
-        gpus = [device.gpu for device in self.alike(share.device for share in shares)]
+        gpus = [device.gpu for device in alike(self, (share.device for share in shares))]
         return self.kind.grant(snapshot, gpus, shares[0].amount)
 
     def show(self, devices: Sequence[DraDevice], snapshot: Snapshot) -> Allocation:  # noqa: ARG002
-        return self.kind.show([device.gpu for device in self.alike(devices) if not device.gone])
+        return self.kind.show([device.gpu for device in alike(self, devices) if not device.gone])
 
     def variables(
         self,
@@ -107,8 +92,3 @@ def gpu_devices(kind: GpuMemory, snapshot: Snapshot) -> tuple[GpuDevice, ...]:
         GpuDevice(gpu_name(gpu.uuid), msgspec.structs.replace(gpu, health=kind.health(gpu, snapshot)), kind)
         for gpu in members
     )
-
-
-def gpu_in_one_entry(gpu: Gpu) -> tuple[str, str]:
-    """Return a GPU as messages name it, and its class."""
-    return f"GPU {gpu.index} ({gpu.uuid})", "GPU"

@@ -15,7 +15,6 @@ from nodeagent.dra.devices import (
     Occupied,
     dns_label,
 )
-from nodeagent.dra.gpu_device import gpu_in_one_entry
 from nodeagent.dra.mig_counters import consumed, lacking
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Gpu, Health, Link, MigProfile, MigSlot, Snapshot
@@ -59,10 +58,6 @@ class MigPlace(DraDevice, frozen=True):
     @property
     def hardware(self) -> frozenset[str]:
         return frozenset((self.gpu.uuid,))
-
-    @property
-    def in_one_entry(self) -> tuple[str, str]:
-        return gpu_in_one_entry(self.gpu)
 
     @property
     def divided_gpu(self) -> Gpu:
@@ -119,7 +114,7 @@ class MigPlace(DraDevice, frozen=True):
         return ()
 
 
-def mig_places(kind: MigPlaces, snapshot: Snapshot) -> Iterator[MigPlace]:
+def mig_place_devices(kind: MigPlaces, snapshot: Snapshot) -> Iterator[MigPlace]:
     """Yield the places of one profile on the GPUs of an entry. The scheduler takes the first one that is free: those
     that leave most of the GPU to larger profiles come first."""
     for gpu in gpu_access.selected(snapshot, kind.gpus):

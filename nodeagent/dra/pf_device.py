@@ -21,7 +21,7 @@ from nodeagent.dra.device_attributes import (
     pci_place,
 )
 from nodeagent.dra.device_taints import tolerates
-from nodeagent.dra.devices import Attributes, Capacity, DraDevice, GrantedShare, LinkEnds, dns_label
+from nodeagent.dra.devices import Attributes, Capacity, DraDevice, GrantedShare, LinkEnds, alike, dns_label
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import HEALTHY, Function, Health, Link, Snapshot
 from nodeagent.kinds import Refused, ascii_name
@@ -69,10 +69,6 @@ class PfDevice(DraDevice, frozen=True):
     def hardware(self) -> frozenset[str]:
         """The PF and its VFs, or the one VF."""
         return frozenset(self.vfs if self.vf is not None else (self.pf.pci_address, *self.vfs))
-
-    @property
-    def in_one_entry(self) -> tuple[str, str]:
-        return self.name, "PF"
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -128,7 +124,7 @@ class PfDevice(DraDevice, frozen=True):
         return pool.allocate(snapshot, [vf for share in shares for vf in share.vfs])
 
     def show(self, devices: Sequence[DraDevice], snapshot: Snapshot) -> Allocation:
-        nodes = [node for device in self.alike(devices) for node in device.kind.show(snapshot)]
+        nodes = [node for device in alike(self, devices) for node in device.kind.show(snapshot)]
         return Allocation(device_nodes=tuple(dict.fromkeys(nodes)))
 
     def variables(

@@ -103,6 +103,10 @@ class DeviceKind(msgspec.Struct, frozen=True):
         """Whether the configuration selects any PF or GPU of this machine."""
         raise NotImplementedError
 
+    def lacking(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
+        """Return why this node cannot keep programs within their share as configured, if it cannot."""
+        return None
+
     def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
         """Return why the kubelet would refuse the device list, if it would."""
         return None

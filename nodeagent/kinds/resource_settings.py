@@ -94,7 +94,7 @@ class GpuSelect(Settings, frozen=True, kw_only=True):
 
 
 class ResourceEntry(Settings, frozen=True, kw_only=True):
-    """What the entries of all kinds have, beside a name and a selection."""
+    """An entry of any kind, which has a name and a selection too."""
 
     source: ClassVar[str]
     """The source of the facts: ``pci``, ``gpus``."""

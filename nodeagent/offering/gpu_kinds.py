@@ -26,7 +26,8 @@ from nodeagent.kinds.whole_gpu import WholeGpus
 
 
 class GpuContext(msgspec.Struct, frozen=True):
-    """What the kinds of GPUs are made of, beside their entry. GPUs that earlier entries have ``taken`` are left out.
+    """Facts and settings that the kinds of GPUs are made of, beside their entry. GPUs that earlier entries have ``taken``
+    are left out.
 
     ``prefix`` is the part of the names before the slash. ``own_cdi``: the agent may write CDI specs. ``mps``: how
     shares are granted through MPS daemons.
@@ -91,7 +92,7 @@ def _memory(entry: GpuMemResource, context: GpuContext) -> Iterator[DeviceKind]:
 
 
 def _mig(entry: MigResource, context: GpuContext) -> Iterator[DeviceKind]:
-    """Whatever is taken: an entry of slices that has the same GPUs leaves those in MIG mode out."""
+    """Yield kinds of GPUs that other entries may have too: an entry of slices leaves those in MIG mode out."""
     return _mig_places(entry, context) if entry.by_claim else _mig_devices(entry, context)
 
 

@@ -242,7 +242,11 @@ class Offer:
         places of MIG devices on a GPU."""
         devices = self.dra_devices(snapshot)
         counts = Counter(device.name for device in devices)
-        twice = {it.in_one_entry: count for it in devices if (count := counts[it.name]) > 1}
+        twice = {
+            (f"GPU {gpu.index} ({gpu.uuid})", "GPU") if (gpu := it.divided_gpu) else (it.name, "PF"): count
+            for it in devices
+            if (count := counts[it.name]) > 1
+        }
         for (name, what), count in twice.items():
             message = f"{name} is in {count} entries of resources; with mode dra each {what} is in one"
             yield Trouble(message, fatal=True)

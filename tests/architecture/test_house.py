@@ -46,7 +46,7 @@ def test_a_small_package_is_counted(tmp_path: Path) -> None:
 
 
 def test_rows_tell_the_kinds_apart() -> None:
-    """What differs between kinds of devices is asked of the device, of its entry, or of a table."""
+    """Differences between kinds of devices are asked of the device, of its entry, or of a table."""
     assert house.questions_on_kinds(house.trees()) == {}
 
 
