@@ -153,7 +153,7 @@ async def test_an_annotation_withdraws_devices_and_its_end_returns_them(folder: 
             await offers(8, 632)
             annotate(folder, "nic3=down, gpu2=xid79, gpu8=xid79")
             refusal = await line_of(simulator, "Fault not applied")
-            assert "'gpu8=xid79' is no fault of this machine: nic0 to nic7 can be" in refusal
+            assert "'gpu8=xid79' is not a fault of this machine: nic0 to nic7 can be" in refusal
             assert await line_of(simulator, "Faults") == "Faults of this machine: gpu2=xid79, nic3=down"
             await offers(0, 632 - 79)
             annotate(folder, "nic3=down")
