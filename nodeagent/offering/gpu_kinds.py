@@ -26,11 +26,10 @@ from nodeagent.kinds.whole_gpu import WholeGpus
 
 
 class GpuContext(msgspec.Struct, frozen=True):
-    """Facts and settings that the kinds of GPUs are made of, beside their entry. GPUs that earlier entries have ``taken``
-    are left out.
+    """Facts and settings that the kinds of GPUs are made of, beside their entry.
 
-    ``prefix`` is the part of the names before the slash. ``own_cdi``: the agent may write CDI specs. ``mps``: how
-    shares are granted through MPS daemons.
+    GPUs that earlier entries have ``taken`` are left out. ``prefix`` is the part of the names before the slash.
+    ``own_cdi``: the agent may write CDI specs. ``mps``: how shares are granted through MPS daemons.
     """
 
     snapshot: Snapshot
