@@ -8,6 +8,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
@@ -171,7 +172,7 @@ async def node_report(folder: Path, node: str) -> Manifest:
     folder.mkdir()
     await asyncio.to_thread(cli.main, arguments("machine", folder, node))
     inventory = Inventory()
-    discovery = Discovery(inventory, configured(folder), folder / "machine", node_name=node)
+    discovery = Discovery(inventory, partial(configured, folder), folder / "machine", node_name=node)
     task = asyncio.create_task(discovery.run())
     try:
         async with asyncio.timeout(120):
