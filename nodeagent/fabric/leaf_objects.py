@@ -1,7 +1,9 @@
 """The objects of leaf groups: their nodes, their NVLink domains, and their annotations.
 
-Annotations gain every switch that two of the nodes report; one is enough in a group of two. A switch that no report
-mentions any more stays listed while a node of the object has a link without a neighbor.
+Annotations gain every switch of the group that two of the nodes report; one is enough in a group of two. A switch that
+left the group stays listed while a node of the object has a link without a neighbor, unless it is foreign or another
+object has more nodes at it. Which object has more nodes follows from the reports and from where nodes are, and not from
+what is listed: listed switches join groups, so a list that followed from the groups might go on changing.
 """
 
 from __future__ import annotations
@@ -134,8 +136,7 @@ class LeafObjects:
         return len(list(islice((node for node in nodes if node in members), 2))) > 1
 
     def _is_elsewhere(self, leaf: str, name: str) -> bool:
-        """The switch is foreign, or another object has more nodes at it. Which groups there are does not count: what an
-        object lists joins groups, so a list that follows from them might go on changing."""
+        """The switch is foreign, or another object has more nodes at it."""
         if leaf in self._cabling.foreign:
             return True
         if leaf in self._votes.pairs.static:

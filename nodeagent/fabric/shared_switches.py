@@ -37,10 +37,10 @@ class _SharedSwitches:
     def pair(self, leaf: str) -> tuple[str, str] | None:
         """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
 
-        Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail: few
-        may be at other odd switches. The second switch needs two members that the first one has not, and two on this
-        rail, since one may be a wrong cable; or the first one has no more than two, and all are at the rail; or half of the
-        members that have a neighbor on the rail are not at the first one, but at switches of one member each.
+        Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail, half
+        of these at such switches: few may be at other odd switches. The second switch needs two members that the first
+        one has not, and two on this rail, since one may be a wrong cable. Else the first one has no more than two, and
+        all are at the rail; or it has no more than half of those at the rail, and others are at a switch each.
         """
         graph = self._graph
         by_rail: dict[str, list[tuple[int, str]]] = {}
@@ -114,7 +114,7 @@ class _SharedSwitches:
 
     def _count_joined(self, leaf: str, except_for: Collection[str], least: int) -> int:
         """How many switches most members have together with this one: ``least`` members at least, and a third of its
-        own also without any one of them."""
+        own, also without any one of them."""
         graph, mine = self._graph, self._graph.degree(leaf)
         pairs = (graph.overlap(leaf, other) for other in graph.common(leaf).keys() - except_for)
         return sum(
