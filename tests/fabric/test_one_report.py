@@ -18,7 +18,9 @@ from msgspec import structs
 from nodeagent.fabric import IMMEDIATE, FabricRules, Planner, PlanOutcome, compute
 from nodeagent.fabric.fabric_settings import TierSettings
 from nodeagent.fabric.hypernode import HyperNode
-from nodeagent.fabric.nodelinks import Contender, NodeLinks, ReportedDomain
+from nodeagent.fabric.known_neighbors import KnownNeighbors
+from nodeagent.fabric.nodelinks import Contender, NodeLink, NodeLinks, ReportedDomain
+from nodeagent.fabric.topology_file import Topology
 from tests.support.examples import examples
 from tests.support.fabrics import partition
 from tests.support.random_halls import Cabling, Links, draw_cabling, draw_lie, report, reports, switches
@@ -351,6 +353,77 @@ def test_one_report_of_any_content_changes_no_group_beside_contested_links(seed:
     for published in ((), before.hypernodes):
         after = partition(compute([*honest, lie], published=published, rules=NOW))
         assert not changes(groups, {group & (decided | {node}) for group in after}, node)
+
+
+@settings(max_examples=examples(60))
+@given(seed=SEED, units=st.integers(2, 5))
+def test_one_report_of_any_ports_takes_no_known_neighbor_from_others(seed: int, units: int) -> None:
+    """The operator's file has the neighbor of each InfiniBand port. The report has ports of others, by GUID and by the
+    names of their devices, and neighbors of its own: it changes no group, and no link of another report."""
+    chance = random.Random(seed)
+    cabling = draw_cabling(chance, units, sizes=range(3, 12))
+    guids = {
+        (node, i): f"{i:08x}{n:08x}" for n, node in enumerate(cabling) for i in range(len(cabling[node]))
+    }
+    whole = {one.node_name: one for one in reports(cabling)}
+    of_port = {(node, i): whole[node].links[i].neighbor for node, i in guids}
+    known = KnownNeighbors(
+        {guids[port]: neighbor for port, neighbor in of_port.items() if neighbor is not None},
+        {(node, f"mlx5_{i}"): neighbor for (node, i), neighbor in of_port.items() if neighbor is not None},
+    )
+
+    def silent(node: str, i: int, link: NodeLink, guid: str) -> NodeLink:
+        """The link without a neighbor of its own, or with one that has expired; known by its device or its GUID."""
+        neighbor = None if link.neighbor is None else structs.replace(link.neighbor, stale=True)
+        mac = ":".join(
+            ("00:00:00:00:fe:80:00:00:00:00:00:00", *(guid[at : at + 2] for at in range(0, 16, 2)))
+        )
+        return structs.replace(
+            link,
+            neighbor=chance.choice((None, neighbor)),
+            mac=mac if chance.random() < 0.7 else None,
+            rdma_device=f"mlx5_{i}",
+        )
+
+    honest = {
+        node: structs.replace(
+            one, links=tuple(silent(node, i, link, guids[node, i]) for i, link in enumerate(one.links))
+        )
+        for node, one in whole.items()
+    }
+    liar = chance.choice((*sorted(cabling), "liar"))
+    links = report(liar, draw_lie(chance, cabling)).links
+    lie = structs.replace(
+        report(liar, ()),
+        links=tuple(
+            link if chance.random() < 0.5 else silent(liar, i, link, chance.choice([*guids.values()]))
+            for i, link in enumerate(links)
+        ),
+    )
+
+    def planned(told: Mapping[str, NodeLinks], published: Collection[HyperNode] = ()) -> PlanOutcome:
+        planner = Planner(NOW, Topology(neighbors=known))
+        for hypernode in published:
+            planner.hypernode(hypernode.name, hypernode)
+        for name, one in told.items():
+            planner.report(name, one)
+        return planner.plan(0.0)
+
+    others = {name: one for name, one in honest.items() if name != liar}
+    assert {name: known.complete(one) for name, one in others.items()} == {
+        name: structs.replace(
+            one,
+            links=tuple(structs.replace(link, neighbor=of_port[name, i]) for i, link in enumerate(one.links)),
+        )
+        for name, one in others.items()
+    }
+    before = planned(others)
+    assume(partition(before) == units_of(others))
+    decided = sure({node: links for node, links in cabling.items() if node != liar})
+    groups = {group & decided for group in partition(before)}
+    for published in ((), before.hypernodes):
+        after = partition(planned({**others, liar: lie}, published))
+        assert not changes(groups, {group & (decided | {liar}) for group in after}, liar)
 
 
 @given(seed=SEED, racks=st.integers(2, 4), trays=st.integers(3, 9))
