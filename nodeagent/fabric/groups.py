@@ -437,8 +437,8 @@ class _Joins:
                 larger = (weight[other], -other) > (weight[place], -place)
                 if not inhabited[other] or (inhabited[place] and not (home[other] or larger)):
                     continue
-                surplus, votes = self._tally(part, parts[other])
-                if surplus == 0 < votes and self._are_witnessed(part, parts[other]):
+                votes = self._half(part, parts[other])
+                if votes and self._are_witnessed(part, parts[other]):
                     found.append((-votes, other))
             found.sort()
             if found and found[0][0] < min((votes for votes, _ in found[1:]), default=0):
@@ -495,6 +495,24 @@ class _Joins:
         """The same of two parts."""
         tallies = [self._pair(i, j) for i in one for j in other]
         return sum(tally[0] for tally in tallies), sum(tally[1] for tally in tallies)
+
+    def _half(self, one: Collection[int], other: Collection[int]) -> int:
+        """How many decisions are for a join of two parts, if these are exactly half of all; none otherwise.
+
+        Two units with one wrong cable between them have dozens against it on the first pair already.
+        """
+        pairs = [
+            (leaf, another)
+            for i, j in product(one, other)
+            for leaf, another in product(self._islands[i], self._islands[j])
+        ]
+        votes = sum(self._graph.common(leaf).get(another, 0) for leaf, another in pairs)
+        rest = 2 * votes
+        for leaf, another in pairs:
+            rest -= self._graph.overlap(leaf, another)[1]
+            if rest < 0:
+                return 0
+        return votes if rest == 0 else 0
 
     def _are_witnessed(self, one: Sequence[int], other: Sequence[int]) -> bool:
         """Two members have switches of both; or one member, and nobody else has any of one side."""

@@ -1,4 +1,4 @@
-"""What is published stays so: a plan from the tree of a plan is the same plan, after two rounds at most."""
+"""The published tree stays so: a plan from the tree of a plan is the same plan, after two rounds at most."""
 
 from __future__ import annotations
 
