@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from itertools import chain, islice
+from itertools import chain
 
 from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.fabric_settings import FabricRules
@@ -132,8 +132,14 @@ class LeafObjects:
         """Two of the members report the switch. One is enough among two."""
         if len(members) < CONFIRMED_FROM:
             return True
-        nodes = chain.from_iterable(pattern.nodes for pattern in self._votes.at(leaf))
-        return len(list(islice((node for node in nodes if node in members), 2))) > 1
+        found = 0
+        for pattern in self._votes.at(leaf):
+            for node in pattern.nodes:
+                if node in members:
+                    found += 1
+                    if found > 1:
+                        return True
+        return False
 
     def _is_elsewhere(self, leaf: str, name: str) -> bool:
         """The switch is foreign, or another object has more nodes at it."""
