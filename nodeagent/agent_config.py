@@ -44,6 +44,7 @@ from nodeagent.kinds.resource_settings import (
     ResourceSettings,
     VfResource,
     VfsEntry,
+    memory_entries,
 )
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
 from nodeagent.rails.rail_settings import RailsSettings
@@ -55,7 +56,7 @@ AUTO = "auto"
 ABOUT = """\
 The configuration of nodeagent, with all settings at their defaults.
 Every setting except apiVersion and kind is optional. `nodeagent config check FILE`
-lists all faults of a file, `nodeagent config schema` prints a JSON schema for editors.
+lists all errors of a file, `nodeagent config schema` prints a JSON schema for editors.
 """
 """The head of the commented default."""
 
@@ -166,7 +167,7 @@ class Config(Settings, frozen=True, kw_only=True):
 
 def by_volcano(config: Config) -> bool:
     """Whether Volcano's deviceshare places pods by GPU."""
-    return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
+    return any(entry.volcano for entry in memory_entries(config.resources))
 
 
 def config_digest(config: Config) -> str:
@@ -175,7 +176,7 @@ def config_digest(config: Config) -> str:
 
 
 def load(text: str, *, name: str) -> Config:
-    """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
+    """The configuration in a file's text. Raises ``ConfigError`` with all errors of the file."""
     return _read(text, name)[0]
 
 

@@ -559,7 +559,7 @@ def test_explain_says_that_a_node_is_away_and_its_links_are_old(
 ) -> None:
     text = Path("docs/samples/nodelinks.yaml").read_text()
     (tmp_path / "reports.yaml").write_text(text)
-    name = next(one["nodeName"] for one in yaml.safe_load_all(text) if one and "nodeName" in one)
+    name = yaml.safe_load(text)["items"][0]["nodeName"]
     condition = {
         "type": "Ready", "status": "False", "message": "runtime is down",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
