@@ -8,7 +8,8 @@
    watch may have stalled, an answer may be lost, or another replica may have led. ``topology/hypernodes`` then sends
    the plan's writes, and ``topology/node_labels`` writes labels for a limited time. The leader waits until the mirror
    shows its writes, because a plan on an older state would repeat them.
-4. Beside it the leader runs the tasks of the features that are configured (``controller_features``). None delays the tree.
+4. Beside it the leader runs the tasks of the features that are configured (``controller_features``). None delays the
+   tree.
 
 The controller keeps no state that the API server does not have. A new leader makes the same tree from the same reports,
 but moves wait for their full time again.

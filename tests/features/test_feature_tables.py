@@ -14,6 +14,7 @@ from nodeagent.agent_config import Config
 from nodeagent.agent_features import AGENT
 from nodeagent.controller import Controller
 from nodeagent.controller_features import CONTROLLER
+from nodeagent_lab.sim.machine import Machine
 from tests.controller.test_controller import cluster, groups, running
 from tests.support.waiting import until
 
@@ -32,7 +33,6 @@ OF_CONTROLLER = {
 START_AGENT = """
 import asyncio, sys
 from pathlib import Path
-from typing import Any
 from nodeagent.agent import Agent, AgentOptions
 from nodeagent.agent_config import Config
 async def start():
@@ -56,6 +56,7 @@ print(*(one for one in sys.modules if one.startswith("nodeagent.features.")))
 def test_of_a_feature_that_is_off_its_settings_and_its_row_are_loaded(
     start: str, loaded: set[str], tmp_path: Path
 ) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", start, str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
@@ -70,6 +71,7 @@ def test_each_feature_has_one_row(table: tuple[Any, ...]) -> None:
 
 
 async def test_features_of_the_agent_that_are_off_run_nothing_without_an_api_server(tmp_path: Path) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
     parts = agent.Agent(Config(), agent.AgentOptions(tmp_path, tmp_path)).features
     assert parts.keys() == {row.name for row in AGENT}
     assert [name for name, part in parts.items() if part.tasks or [*part.samples()]] == []

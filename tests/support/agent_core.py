@@ -14,9 +14,10 @@ from nodeagent.host.sysfs import Tree
 class NoOffer:
     """Nothing is offered, and no PF has a rail."""
 
-    offered: tuple[Any, ...] = ()
-    rails: dict[str, int] = {}
-    dra: Any = None
+    def __init__(self) -> None:
+        self.offered: tuple[Any, ...] = ()
+        self.rails: dict[str, int] = {}
+        self.dra: Any = None
 
 
 def agent_core() -> AgentCore:

@@ -47,7 +47,7 @@ async def test_without_the_name_of_the_node_the_remedy_is_on_the_page() -> None:
     task = asyncio.ensure_future(part.tasks["nvsentinel"](None))
     try:
         core.settled.set()
-        await until(lambda: core.deliveries.remarks())
+        await until(lambda: bool(core.deliveries.remarks()))
         assert core.deliveries.remarks() == (
             "cluster nvsentinel: does not reach NVSentinel: the name of this Node is not known. Set NODE_NAME or "
             "--node-name",
