@@ -45,7 +45,7 @@ AGENT = (
 
 
 def families_of_agent() -> tuple[Family, ...]:
-    """Those that samples feed, those of the core, then those of each feature: in the order of the page."""
+    """The families that samples feed, those of the core, then those of each feature: in the order of the page."""
     of_features = (one.family for row in AGENT for one in row.families)
     return (
         *SAMPLED,

@@ -69,6 +69,6 @@ CONTROLLER = (
 
 
 def families_of_controller() -> tuple[Family, ...]:
-    """Those of the core, then those of each feature: in the order of the page."""
+    """The families of the core, then those of each feature: in the order of the page."""
     rows = (CONTROLLER_FAMILIES, *(row.families for row in CONTROLLER))
     return tuple(one.family for families in rows for one in families)
