@@ -47,7 +47,7 @@ PODS_FOUND_MAX = 12
 
 
 class InForce(Protocol):
-    """``FabricInForce``: the parts, and the first fault of the file; empty while its content is in force."""
+    """``FabricInForce``: the parts, and the first error of the file; empty while its content is in force."""
 
     @property
     def parts(self) -> FabricParts: ...

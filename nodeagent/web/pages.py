@@ -64,7 +64,7 @@ class PageSources(NamedTuple):
     neighbor_view: Callable[[], bytes]
     """The links with their neighbors, as JSON, for ``nodeagent neighbors``."""
     configuration_fault: Callable[[], str]
-    """The first fault of the configuration file; empty while its content is in force."""
+    """The first error of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
     cluster_writes: Callable[[], tuple[ClusterWrites, ...]]
     cluster_remarks: Callable[[], tuple[str, ...]]
