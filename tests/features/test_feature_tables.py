@@ -12,8 +12,11 @@ import pytest
 from nodeagent import agent
 from nodeagent.agent_config import Config
 from nodeagent.agent_features import AGENT
+from nodeagent.cluster import agent_tasks
 from nodeagent.controller import Controller
 from nodeagent.controller_features import CONTROLLER
+from nodeagent.features.nvsentinel.sentinel_settings import NvSentinelSettings
+from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent_lab.sim.machine import Machine
 from tests.controller.test_controller import cluster, groups, running
 from tests.support.waiting import until
@@ -76,6 +79,26 @@ async def test_features_of_the_agent_that_are_off_run_nothing_without_an_api_ser
     assert parts.keys() == {row.name for row in AGENT}
     assert [name for name, part in parts.items() if part.tasks or [*part.samples()]] == []
     assert {name for part in parts.values() for name in part.writers} == {"volcano"}, "its setting may change"
+
+
+async def test_no_feature_of_the_agent_takes_the_name_of_another_task_or_the_path_of_another_page(
+    tmp_path: Path,
+) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
+    config = Config(
+        rails=RailsSettings(probe=True),
+        nv_sentinel=NvSentinelSettings(socket="/run/nvs.sock"),
+    )
+    whole = agent.Agent(config, agent.AgentOptions(tmp_path, tmp_path))
+    parts = whole.features.values()
+    assert {name for part in parts for name in part.tasks} == {"nvsentinel"}
+    of_writers = [name for part in parts for name in part.writers]
+    assert sorted(of_writers) == ["rail-probes", "volcano"]
+    whole.features = {}
+    of_core = [*whole._tasks(None), *(part.name for part in agent_tasks.PARTS)]
+    assert not {"nvsentinel", *of_writers} & {*of_core}
+    paths = [path for part in parts for path in (*part.pages, *part.folders)]
+    assert len(paths) == len({*paths})
 
 
 def lines(controller: Controller) -> set[str]:
