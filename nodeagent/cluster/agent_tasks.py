@@ -33,7 +33,7 @@ from nodeagent.health.health_settings import HealthSettings
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Rails
-from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
+from nodeagent.kinds.resource_settings import ResourceSettings, vf_entries
 from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
@@ -94,7 +94,7 @@ def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess 
 
 async def reported_rails(node_access: NodeAccess, resources: Iterable[ResourceSettings]) -> Rails:
     """Return the rails of this node's report; none if no resource has rails, or without an answer in some seconds."""
-    if not any(isinstance(entry, VfResource) for entry in resources):
+    if not vf_entries(resources):
         return ()
     from nodeagent.cluster.node_report import read_rails
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nodeagent.base.supervise import either
 from nodeagent.features.seam import AgentCore, AgentPart
 from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.kinds.volcano_vgpus import VgpuPlaces
+from nodeagent.kinds.volcano_vgpus import placed_memory
 
 if TYPE_CHECKING:  # loaded with an API server
     from nodeagent.cluster.agent_tasks import Task, Writing
@@ -28,7 +28,7 @@ async def _serve(core: AgentCore, configured: Callable[[], bool], to: Writing) -
     """Take part while it is configured, until cancelled."""
 
     def placed() -> GpuMemory | None:
-        return next((kind.memory for kind in core.offer.offered if isinstance(kind, VgpuPlaces)), None)
+        return placed_memory(core.offer.offered)
 
     async def until(wanted: bool) -> None:
         offer = core.offer.dra
