@@ -78,7 +78,7 @@ Away = Mapping[str, AwayNode]
 
 
 def away_node(spec: NodeTaints, status: NodeConditions) -> AwayNode | None:
-    """What a Node's taints and conditions say; ``None``: it is there, or the Node does not say."""
+    """The state that a Node's taints and conditions say; ``None``: it is there, or the Node does not say."""
     ready = next((one for one in status.conditions or () if one.type == "Ready"), None)
     if ready is None or ready.status == "True":
         return None

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from nodeagent.base.change_log import Change
-from nodeagent.base.plain_text import one_line
+from nodeagent.base.plain_text import few, one_line
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, HyperNode, tier_name
@@ -31,7 +31,6 @@ from nodeagent.fabric.troubles import (
     FabricTrouble,
     HeldOn,
     JobOf,
-    few,
     held_by_none,
     of_no_job,
     troubles,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from nodeagent.fabric.away_nodes import Away, AwayNode
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.hypernode import HyperNode, Texts
+from nodeagent.fabric.known_neighbors import KnownNeighbors
 from nodeagent.fabric.link_faults import LinkFault, LinkFaults
 from nodeagent.fabric.maintenance import Maintained, MaintenanceBook
 from nodeagent.fabric.nodelinks import NodeLinks
@@ -61,7 +62,6 @@ class Inputs:
 
     def __init__(self, rules: FabricRules, topology: Topology) -> None:
         self._topology = topology
-        self.known_neighbors = topology.neighbors
         self._pool = InternPool()
         self._reader = ReportReader(rules, self._pool)
         self._our_labels = rules.label_keys
@@ -76,6 +76,11 @@ class Inputs:
         self.switch_uplinks: dict[str, tuple[str, ...]] = {}
         self.uplinks_by_key = False
         self.rail_anomalies: tuple[Anomaly, ...] = ()
+
+    @property
+    def known_neighbors(self) -> KnownNeighbors:
+        """The other ends of links that the topology file knows."""
+        return self._topology.neighbors
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         if links is None:

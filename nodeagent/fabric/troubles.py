@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from nodeagent.base.plain_text import few
 from nodeagent.fabric.away_nodes import UNREACHABLE
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
 from nodeagent.fabric.maintenance import Maintained, under_maintenance
@@ -38,7 +39,6 @@ TOGETHER_MIN = 3
 AWAY_TOGETHER_S = 60.0
 """The kubelet renews its Lease each 10 s, and the controller of nodes looks each 5 s: nodes that lost their power at
 once become Unknown within a quarter of a minute, or within a minute where the API server is slow."""
-_NAMES_MAX = 8
 _CABLES = frozenset((AnomalyKind.MISCABLED, AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP))
 _TREE_ALONE = frozenset(
     (
@@ -356,10 +356,3 @@ def _of_unplaced(unplaced: UnplacedNode, held: HeldOn) -> FabricTrouble:
 def _more(nodes: int) -> FabricTrouble:
     what = f"links of {nodes} more nodes have a fault: {FAULTS_MAX} faults are kept with their reasons"
     return FabricTrouble(what, "the fabric", None, (), (), (), (), "mend what is listed; the rest follows")
-
-
-def few(texts: Sequence[str]) -> list[str]:
-    """The first ``_NAMES_MAX``, and how many more there are."""
-    if len(texts) <= _NAMES_MAX:
-        return [*texts]
-    return [*texts[:_NAMES_MAX], f"and {len(texts) - _NAMES_MAX} more"]

@@ -185,12 +185,12 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
 @one_item("alert", rules("alert"))
 def test_an_alert_has_a_summary_a_description_and_a_runbook_link(alert: str) -> None:
     rule = rules("alert")[alert]
-    assert {*rule["annotations"]} - {"map_url"} == {"summary", "description", "runbook_url"}
+    assert {*rule["annotations"]} - {"map"} == {"summary", "description", "runbook"}
     if not alert.startswith(("NodeAgent", "NodeFabric")):
-        assert rule["annotations"]["map_url"] == "/ui/#at=node:{{ $labels.instance }}"
+        assert rule["annotations"]["map"] == "/ui/#at=node:{{ $labels.instance }}"
     assert rule["labels"]["severity"] in ("critical", "warning")
-    # A path in the repository: of the version that is installed, and of no host that may not exist.
-    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{alert.lower()}"
+    # A path in the repository, as a text: a link of no host would lead nowhere.
+    assert rule["annotations"]["runbook"] == f"docs/runbook.md#{alert.lower()}"
     assert f"\n### {alert}\n" in RUNBOOK
     # A metric that no target has carries no instance label.
     where = next((of for of in ("job", "hypernode") if f" by (cluster, {of}" in rule["expr"]), "instance")
