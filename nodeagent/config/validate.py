@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec import inspect
 
 from nodeagent.config.faults import FaultList, Path, did_you_mean, quote
-from nodeagent.config.other_programs import other_program
+from nodeagent.config.foreign_files import other_program
 from nodeagent.config.setting import Settings
 from nodeagent.config.yaml_tree import EMPTY_FILE, YamlEntry, YamlNode, locate
 
