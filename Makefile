@@ -80,7 +80,7 @@ lock: $(VENV)/.ready  ## update the pinned requirements for development and for 
 	echo cyclonedx-bom | $(BIN)/uv $(COMPILE) --upgrade --constraints hack/requirements.txt - \
 		--output-file hack/requirements-release.txt
 
-release: $(VENV)/.release  ## check, build and push a release (ARGS="VERB …", docs/releases.md)
+release: $(VENV)/.release  ## check, build and push a release (ARGS="VERB …", docs/project.md)
 	@$(BIN)/python -m hack.release $(or $(ARGS),--help)
 
 $(VENV)/.release: $(VENV)/.ready hack/requirements-release.txt
