@@ -296,7 +296,7 @@ class Agent:
         )
 
     def _pages(self) -> Pages:
-        file, sources, claims, watch = self.file, self.sources, self.claims, self.rail_watch
+        sources, claims, watch = self.sources, self.claims, self.rail_watch
         offer, deliveries, history = self.offering.dra, self.deliveries, self.history
         return Pages(
             self._config.web,
@@ -324,7 +324,7 @@ class Agent:
                     b'{"probes":false}' if watch is None else msgspec.json.encode(watch.listing())
                 ),
                 check_rails=self._check_rails,
-                configuration_fault=lambda: file.fault if file is not None else "",
+                configuration=self.file,
                 stuck_threads=gpu_source.stuck_threads,
                 cluster_writes=deliveries.writes,
                 cluster_remarks=deliveries.remarks,
@@ -488,8 +488,8 @@ class Agent:
         await self.settled.wait()
         await self.claims.run(access)
 
-    def _adopt(self, config: Config) -> None:
-        """Apply a changed configuration. Raises ``ConfigError``."""
+    def _adopt(self, config: Config) -> tuple[str, ...]:
+        """Apply a changed configuration, and return the settings that wait for a restart. Raises ``ConfigError``."""
         in_force, waiting = adopted(self._config, config)
         self.offering.replace(in_force, str(self._options.config_file))
         self._config = in_force
@@ -499,6 +499,7 @@ class Agent:
         self.health.adopt(in_force.health)
         self.offering.dra.wake()
         self.changes.add([Change(time.time(), "agent", "configuration", "", "another one is in force")])
+        return waiting
 
 
 async def run_agent(config: Config, options: AgentOptions) -> None:

@@ -226,8 +226,7 @@ class ControllerPages:
             lines.append(
                 f"{name}: {len(part.objects)} {state}" + (f"; {part.trouble}" if part.trouble else "")
             )
-        if self._fabric.fault:
-            lines.append(f"configuration: refused, the running one stays: {self._fabric.fault}")
+        lines += self._fabric.file.remarks() if self._fabric.file is not None else ()
         holder = self._lease.holder or "none"
         lines.append(f"leader: {holder}{' (this one)' if self._lease.leading else ''}")
         return Page(200 if ready else 503, "".join(f"{line}\n" for line in lines).encode())

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import hanging_calls
 from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.unwritable_memory import UnwritableMemory, unwritable_remark
+from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.config.formats import host_port
 from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
@@ -69,8 +70,8 @@ class PageSources(NamedTuple):
     """The probes of the rails, as JSON, for ``nodeagent rails``."""
     check_rails: Callable[[str, str, float], Awaitable[bytes]]
     """Send a burst from this node to another for some seconds, for ``nodeagent rails check``; the result as JSON."""
-    configuration_fault: Callable[[], str]
-    """The first error of the configuration file; empty while its content is in force."""
+    configuration: FollowedConfiguration[Any] | None
+    """``None``: the agent has no configuration file."""
     stuck_threads: Callable[[], int]
     cluster_writes: Callable[[], tuple[ClusterWrites, ...]]
     cluster_remarks: Callable[[], tuple[str, ...]]
@@ -141,6 +142,7 @@ class Pages:
             "/gpus": self._gpus,
             "/neighbors": self._neighbors,
             "/rails": self._rails,
+            "/configuration": self._configuration,
         }
         async with asyncio.TaskGroup() as group:
             group.create_task(
@@ -178,7 +180,7 @@ class Pages:
             sxids=gpus.sxids,
             overruns=sources.overruns(),
             last_lldp=sources.last_lldp(),
-            configuration_fault=sources.configuration_fault(),
+            configuration_fault=sources.configuration.fault if sources.configuration is not None else "",
             stuck_threads=sources.stuck_threads(),
             hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
@@ -212,6 +214,11 @@ class Pages:
 
     def _rails(self, _accept: str) -> Page:
         return Page(200, self._sources.rail_view(), "application/json")
+
+    def _configuration(self, _accept: str) -> Page:
+        file = self._sources.configuration
+        waiting = file.waiting if file is not None else ()
+        return Page(200, msgspec.json.encode({"waiting": waiting}), "application/json")
 
     async def _check_rails(self, request: PageRequest) -> Page:
         match request.path.removeprefix(RAIL_CHECK).split("/"):
@@ -257,8 +264,7 @@ class Pages:
         if (lost := self._sources.lost_history()) is not None:
             lines.append(lost)
         lines += self._sources.cluster_remarks()
-        if fault := self._sources.configuration_fault():
-            lines.append(f"configuration: refused, the running one stays: {fault}")
+        lines += self._sources.configuration.remarks() if self._sources.configuration is not None else ()
         lines += [
             f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
             for call in hanging_calls()

@@ -62,7 +62,7 @@ def pages_of(
         neighbor_view=lambda: b"{}\n",
         rail_view=lambda: b"{}\n",
         check_rails=no_check,
-        configuration_fault=lambda: "",
+        configuration=None,
         stuck_threads=lambda: 0,
         cluster_writes=Deliveries().writes,
         cluster_remarks=Deliveries().remarks,
