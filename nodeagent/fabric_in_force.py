@@ -46,6 +46,9 @@ class FabricInForce:
         """The first error of the file, and empty while its content is in force."""
         return self.file.fault if self.file is not None else ""
 
+    def remarks(self) -> Iterator[str]:
+        return self.file.remarks() if self.file is not None else iter(())
+
     def follow(self, file: Path) -> Callable[[], None]:
         """Apply changes of the configuration file and of the files that it names. Returns a function that reads now."""
 
