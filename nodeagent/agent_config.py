@@ -44,6 +44,7 @@ from nodeagent.kinds.resource_settings import (
     ResourceSettings,
     VfResource,
     VfsEntry,
+    memory_entries,
 )
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
 from nodeagent.rails.rail_settings import RailsSettings
@@ -166,7 +167,7 @@ class Config(Settings, frozen=True, kw_only=True):
 
 def by_volcano(config: Config) -> bool:
     """Whether Volcano's deviceshare places pods by GPU."""
-    return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
+    return any(entry.volcano for entry in memory_entries(config.resources))
 
 
 def config_digest(config: Config) -> str:

@@ -35,8 +35,11 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rails
-from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
-from nodeagent.kinds.volcano_vgpus import VgpuPlaces
+from nodeagent.kinds.resource_settings import (
+    ResourceSettings,
+    vf_entries,
+)
+from nodeagent.kinds.volcano_vgpus import placed_memory
 from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
@@ -98,7 +101,7 @@ def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess 
 
 async def reported_rails(node_access: NodeAccess, resources: Iterable[ResourceSettings]) -> Rails:
     """Return the rails of this node's report; none if no resource has rails, or without an answer in some seconds."""
-    if not any(isinstance(entry, VfResource) for entry in resources):
+    if not vf_entries(resources):
         return ()
     from nodeagent.cluster.node_report import read_rails
 
@@ -351,7 +354,7 @@ async def _serve_volcano(to: Writing) -> None:
     """Take part in deviceshare while an entry in force has `volcano`."""
 
     def placed() -> GpuMemory | None:
-        return next((kind.memory for kind in to.agent.offer.offered if isinstance(kind, VgpuPlaces)), None)
+        return placed_memory(to.agent.offer.offered)
 
     async def until(configured: bool) -> None:
         offer = to.agent.offer.dra

@@ -1,6 +1,6 @@
 """Settings of the resources: which PFs, VFs and GPUs are offered, under which names, and which VFs are created."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -93,8 +93,35 @@ class GpuSelect(Settings, frozen=True, kw_only=True):
     models: Annotated[tuple[Model, ...], listed("Globs on the product name: *H100*.")] = ()
 
 
-class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"):
+class ResourceEntry(Settings, frozen=True, kw_only=True):
+    """An entry of any kind, which has a name and a selection too."""
+
+    source: ClassVar[str]
+    """The source of the facts: ``pci``, ``gpus``."""
+    pool: ClassVar[str]
+    """The pool of its devices for claims: ``gpu``, ``mig``, ``nic``."""
+    apart: ClassVar[str]
+    """How to mend two entries that select one device."""
+    nothing_selected: ClassVar[str]
+    may_be_empty: ClassVar[bool] = False
+    """Whether its devices come while the agent runs."""
+
+    @property
+    def vf_devices(self) -> bool:
+        """Whether each VF is a device for claims."""
+        return False
+
+    @property
+    def by_claim(self) -> bool:
+        """Whether claims allocate its devices; otherwise the kubelet does."""
+        return False
+
+
+class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="vf"):
     """SR-IOV VFs. A device's ID is the PCI address of the VF."""
+
+    source: ClassVar[str] = "pci"
+    pool: ClassVar[str] = "nic"
 
     apart: ClassVar[str] = "separate the two resources by select, vfIndexes or vfDriver"
     nothing_selected: ClassVar[str] = (
@@ -158,10 +185,16 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
         ),
     ] = "nodes"
 
+    @property
+    def by_claim(self) -> bool:
+        return self.mode == "dra"
 
-class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
+
+class GpuMemResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
     """Slices of GPU memory. All slices of a container are on one GPU, and those of several resources on several."""
 
+    source: ClassVar[str] = "gpus"
+    pool: ClassVar[str] = "gpu"
     apart: ClassVar[str] = OTHER_GPUS
     nothing_selected: ClassVar[str] = NO_GPU
 
@@ -245,11 +278,17 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
         ),
     ] = "auto"
 
+    @property
+    def by_claim(self) -> bool:
+        return self.mode == "dra"
 
-class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
+
+class GpuResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
     """Whole GPUs. A GPU offered here must not be offered in slices."""
 
     misplaced: ClassVar[Mapping[str, str]] = NO_MODE
+    source: ClassVar[str] = "gpus"
+    pool: ClassVar[str] = "gpu"
     apart: ClassVar[str] = OTHER_GPUS
     nothing_selected: ClassVar[str] = NO_GPU
 
@@ -266,12 +305,15 @@ class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gp
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
 
 
-class MigResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="mig"):
+class MigResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="mig"):
     """MIG devices of the GPUs in MIG mode. They are found while the agent runs, or made for claims. Slices and whole
     GPUs leave these GPUs out."""
 
+    source: ClassVar[str] = "gpus"
+    pool: ClassVar[str] = "mig"
     apart: ClassVar[str] = OTHER_GPUS
     nothing_selected: ClassVar[str] = "nothing is offered: no selected GPU has a MIG device"
+    may_be_empty: ClassVar[bool] = True
 
     name: Annotated[
         MigTemplate,
@@ -293,6 +335,10 @@ class MigResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="mi
     select: Annotated[GpuSelect, setting("Which GPUs; without any list, all GPUs.")] = GpuSelect()
     device_list_strategy: Annotated[_Strategy, setting("As for gpu-mem.")] = "cdi"
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
+
+    @property
+    def by_claim(self) -> bool:
+        return self.mode == "dra"
 
 
 class ExpectSettings(Settings, frozen=True, kw_only=True):
@@ -316,6 +362,21 @@ class ExpectSettings(Settings, frozen=True, kw_only=True):
 
 
 ResourceSettings = VfResource | GpuMemResource | GpuResource | MigResource
+
+
+def vf_entries(resources: Iterable[ResourceSettings]) -> tuple[VfResource, ...]:
+    """Return the entries of network functions, which have rails."""
+    return tuple(entry for entry in resources if isinstance(entry, VfResource))
+
+
+def memory_entries(resources: Iterable[ResourceSettings]) -> tuple[GpuMemResource, ...]:
+    """Return the entries of GPU memory, which has slices and a level of enforcement."""
+    return tuple(entry for entry in resources if isinstance(entry, GpuMemResource))
+
+
+def mig_entries(resources: Iterable[ResourceSettings]) -> tuple[MigResource, ...]:
+    """Return the entries of MIG devices, which need GPUs in MIG mode."""
+    return tuple(entry for entry in resources if isinstance(entry, MigResource))
 
 
 class VfsEntry(Settings, frozen=True, kw_only=True):

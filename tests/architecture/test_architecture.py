@@ -34,7 +34,6 @@ LONG_FUNCTIONS = {
     "hack/lab/nodeagent_lab/demo/__init__.py:add": OPTIONS,
     "nodeagent/fabric/fabric_view.py:fabric_view": "one expression for each field of the document",
     "nodeagent/fabric/reports.py:ReportReader.read": "one check for each field of a report from another machine",
-    "nodeagent/offering/gpu_kinds.py:gpu_kinds": "one case for each kind of GPU resource",
     "nodeagent/kubelet/holdings.py:watch_holdings": "one loop whose state is its local names: to become a class of it",
     "hack/lab/nodeagent_lab/sim/apiserver/read_verbs.py:watch_events": "one sequence of steps that share their local "
     "names: to be split where a step gets a second user",

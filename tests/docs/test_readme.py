@@ -157,9 +157,3 @@ def test_every_package_has_a_reason() -> None:
     for requirement in project["optional-dependencies"]["dev"]:
         name = re.split("[<>=]", requirement)[0]
         assert name.startswith("types-") or f"`{name}`" in dependencies, requirement
-
-
-def test_the_changelog_has_this_version() -> None:
-    from nodeagent import __version__
-
-    assert re.search(rf"^## \[{re.escape(__version__)}\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
