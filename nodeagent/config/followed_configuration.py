@@ -71,7 +71,7 @@ class FollowedConfiguration(Generic[T]):
         self._logged: list[str] = []
 
     def remarks(self) -> Iterator[str]:
-        """What a person should know of the file, for ``/readyz``."""
+        """Return the lines about the file for ``/readyz``."""
         if self.fault:
             yield f"configuration: refused, the running one stays: {self.fault}"
         if self.waiting:

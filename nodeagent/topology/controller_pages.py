@@ -47,8 +47,8 @@ PODS_FOUND_MAX = 12
 
 
 class InForce(Protocol):
-    """``FabricInForce``: the parts, the first error of the file, empty while its content is in force, and what a person
-    should know of the file."""
+    """``FabricInForce``: the parts, the first error of the file, empty while its content is in force, and the lines
+    about the file."""
 
     @property
     def parts(self) -> FabricParts: ...
