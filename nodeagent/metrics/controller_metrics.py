@@ -160,4 +160,4 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
     computed("task_restarts_total", "task", "Tasks of the controller that failed and were restarted.",
         lambda shown: by_key(shown.restarts)),
 )  # fmt: skip
-"""In the order of the page; those of features follow (``nodeagent/feature_tables.py``)."""
+"""In the order of the page; those of features follow (``nodeagent/controller_features.py``)."""

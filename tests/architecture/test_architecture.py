@@ -114,7 +114,6 @@ REPEATED = {
     "health": VERB_OF_A_ROOM,
     "history": "the verb, and the last samples of a device in health/",
     "kubelet": "the agent's side of the kubelet's API, and its stand-in in sim/",
-    "rails": VERB_OF_A_ROOM,
 }
 """Names of modules that repeat, and why."""
 REPEATED_NAMES = {
@@ -383,7 +382,7 @@ def test_each_kind_of_device_stands_in_the_contract_of_kinds() -> None:
 
 
 def test_each_feature_stands_in_the_contracts_of_features() -> None:
-    """None of them imports another, and the controller imports none."""
+    """None of them imports another, and no daemon imports one."""
     features = {
         f"nodeagent.features.{path.stem}"
         for path in (ROOT / "nodeagent/features").iterdir()
@@ -393,7 +392,7 @@ def test_each_feature_stands_in_the_contracts_of_features() -> None:
     named = {one["name"]: one for one in contracts}
     assert features
     assert set(named["Features are independent of each other"]["modules"]) == features
-    core = named["The core of the controller names no feature"]
+    core = named["The core of a daemon names no feature"]
     assert set(core["forbidden_modules"]) == features
 
 

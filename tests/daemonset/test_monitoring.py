@@ -20,6 +20,7 @@ import yaml
 from msgspec.structs import replace
 
 from hack.docs.metric_notes import AGENT
+from hack.docs.metrics import CATALOG
 from nodeagent import kinds
 from nodeagent.fabric import compute
 from nodeagent.facts.model import Holding, State
@@ -31,7 +32,6 @@ from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, RECOVERY_PREFIX
 from nodeagent.health.structural import Fault
 from nodeagent.kinds import mig, mps_clients
 from nodeagent.metrics.controller_metrics import ControllerInput, render_page
-from nodeagent.metrics.exposition import CATALOG
 from nodeagent.topology.plans import Progress
 from tests.support.findings import one_item
 from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
