@@ -54,7 +54,9 @@ def empty_file(remedy: str) -> str:
     return f"the file is empty; {remedy}"
 
 
-def parse(text: str, faults: FaultList, *, values_max: int = NODES_MAX, when_empty: str = "write it") -> YamlNode:
+def parse(
+    text: str, faults: FaultList, *, values_max: int = NODES_MAX, when_empty: str = "write it"
+) -> YamlNode:
     """The root of the only document. Faults of the notation go to ``faults``. ``when_empty``: the remedy for an empty
     file.
 
