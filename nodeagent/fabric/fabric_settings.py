@@ -240,7 +240,7 @@ class FabricRules(Settings, frozen=True, kw_only=True):
     """The settings of the planner, with the head of the controller's file."""
 
     when_empty: ClassVar[str] = (
-        "start it with the lines `apiVersion: nodeagent.io/v1alpha1` and `kind: FabricConfig`; every setting has a default"
+        "start it with the lines `apiVersion: nodeagent.io/v1alpha1` and `kind: FabricConfig`; all else has defaults"
     )
     api_version: Annotated[
         Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)

@@ -125,7 +125,7 @@ def _unused(options: argparse.Namespace) -> str | None:
     """Return the sentence about an option that would change nothing beside the others."""
     machine = options.node is not None or options.faults is not None or options.no_rdma
     if machine and (options.write is None or options.nodes is not None):
-        return "--node, --faults and --no-rdma are for the machine that --write DIR writes; give --write without --nodes"
+        return "--node, --faults and --no-rdma are for the machine that --write writes; give --write without --nodes"
     if options.unit_nodes is not None and options.node is None:
         return "--unit-nodes is for the place of one node; give --node NAME too"
     if options.write is not None and (options.dra or options.ui or options.once):
