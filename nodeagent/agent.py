@@ -47,6 +47,7 @@ from nodeagent.config.followed_configuration import FollowedConfiguration, confi
 from nodeagent.config.in_force import adopted
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.changes import NodeChanges
+from nodeagent.facts.device_pods import pods_by_device
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.features.seam import AgentCore, AgentPart
@@ -314,7 +315,9 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=lambda: self.health.explain_json(
-                    nic_names(self.offering.rails), self.offering.devices()
+                    nic_names(self.offering.rails),
+                    self.offering.devices(),
+                    pods_by_device(self.inventory.snapshot),
                 ),
                 machine_view=self.offering.view,
                 neighbor_view=lambda: msgspec.json.encode(
