@@ -63,7 +63,8 @@ class UplinkSources:
         """``announced`` are the names of each leaf switch that reports mention."""
         self._announced = announced
         self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
-        self._by_switch = ((FILE, topology.uplinks), (CABLES, cables), (LLDP, uplinks))
+        sources = ((FILE, topology.uplinks), (CABLES, cables), (LLDP, uplinks))
+        self._by_switch = [(source, known) for source, known in sources if known]
 
     def above(
         self, item: TierItem, tier: int, below: frozenset[str], nodes: Callable[[str], int]
@@ -86,6 +87,11 @@ class UplinkSources:
             if name := self._group_name(tier, leaf):
                 ups[name] += nodes(leaf) or 1
         return ups, PATTERN
+
+    @property
+    def are_known(self) -> bool:
+        """Some source has uplinks."""
+        return bool(self._by_switch or self._patterns)
 
     def of(self, switch: str) -> set[str]:
         """The switches above one, of all sources but the patterns."""
@@ -159,7 +165,9 @@ class UpperTiers:
 
     def _build(self, items: dict[str, TierItem]) -> None:
         below = frozenset(switch for item in items.values() for switch in item.switches)
-        if alone := frozenset(switch for switch in below if self._nodes(switch) == 1):
+        if self.uplinks.are_known and (
+            alone := frozenset(switch for switch in below if self._nodes(switch) == 1)
+        ):
             below -= alone & set().union(*map(self.uplinks.of, below - alone))
             confirmed = {name: (item.switches - alone) or item.switches for name, item in items.items()}
             items = {name: TierItem(switches, switches) for name, switches in confirmed.items()}
