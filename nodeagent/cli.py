@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
         """argparse has the suggestion from Python 3.14 on."""
         if action.choices is None or value in action.choices:
             return
-        from nodeagent.config.faults import did_you_mean, quote
+        from nodeagent.config.file_errors import did_you_mean, quote
 
         known = [str(choice) for choice in action.choices]
         hint = did_you_mean(str(value), known).removeprefix("; ") or f"there is {', '.join(known)}"
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _explain(error: Exception, options: argparse.Namespace) -> int:
     """One line (or one for each error of a configuration) on stderr, and the exit code."""
     from nodeagent.base.plain_text import one_line
-    from nodeagent.config.faults import ConfigError
+    from nodeagent.config.file_errors import ConfigError
     from nodeagent.console.exit_codes import code_without_result
     from nodeagent.console.terminal import note
     from nodeagent.console.user_files import UserFileError

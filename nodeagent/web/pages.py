@@ -181,7 +181,7 @@ class Pages:
             sxids=gpus.sxids,
             overruns=sources.overruns(),
             last_lldp=sources.last_lldp(),
-            configuration_fault=sources.configuration.fault if sources.configuration is not None else "",
+            configuration_fault=sources.configuration.error if sources.configuration is not None else "",
             stuck_threads=sources.stuck_threads(),
             hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),

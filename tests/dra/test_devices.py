@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config, load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.dra import devices
 from nodeagent.dra.devices import gpu_name
 from nodeagent.dra.gpu_device import GpuDevice

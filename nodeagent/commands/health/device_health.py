@@ -15,7 +15,7 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import few, one_line
-from nodeagent.config.faults import did_you_mean
+from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.agent_query import (
     ASK_AGAIN_S,
     AgentQueryError,

@@ -18,7 +18,7 @@ from nodeagent.base.plain_text import few
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan import trouble
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
-from nodeagent.config.faults import did_you_mean
+from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.options import FAILED, GOOD
 from nodeagent.console.terminal import PLAIN, Screen, screen, wrapped
 from nodeagent.fabric.jobs import ALIASES, KINDS, FabricOfJobs, JobKey, JobPod, by_job, held_links, job_pod

@@ -23,7 +23,7 @@ from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
-from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.config.file_errors import ConfigError, FileError
 from nodeagent.console.agent_query import Fetch, ask_for, follow_agent, origin, wait_for
 from nodeagent.console.json_document import json_document
 from nodeagent.console.options import GOOD, USAGE
@@ -167,7 +167,7 @@ def check_text(text: str, root: Path | None, *, name: str) -> tuple[Config, tupl
     memories = [gpu.memory_mib for gpu in view.snapshot.gpus]
     config = check_config(text, name=name, gpu_memories_mib=memories if known else None)
     faults = [
-        ConfigFault("resources", None, None, trouble.message) for trouble in view.troubles if trouble.fatal
+        FileError("resources", None, None, trouble.message) for trouble in view.troubles if trouble.fatal
     ]
     if faults:
         raise ConfigError(name, faults)
