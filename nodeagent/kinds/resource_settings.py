@@ -17,6 +17,7 @@ from nodeagent.config.setting import (
     MigTemplate,
     Model,
     Name,
+    NetdevGlob,
     PciAddress,
     Rate,
     Settings,
@@ -33,15 +34,37 @@ Preferred = Literal["pack", "spread", "nic-affinity"]
 Mode = Literal["devicePlugin", "dra"]
 NO_MODE = {"mode": "kinds gpu-mem, vf and mig have it; device plugins alone offer whole GPUs"}
 OTHER_GPUS = "let the two resources select different GPUs"
+OF_SRIOVDP = {
+    "rootDevices": "here it is pciAddresses, of the PFs",
+    "pfNames": 'here it is netdevs, and ens1f0#0-3 is netdevs: [ens1f0] with vfIndexes: ["0-3"]',
+    "isRdma": "here it is vfDriver: rdma, beside select",
+    "needVhostNet": "leave it out: a VF's vhost node is passed on if it exists",
+    "vdpaType": "leave it out: a VF's vDPA device is passed on if it exists",
+    "acpiIndexes": "nodeagent selects by pciAddresses or netdevs instead",
+    "ddpProfiles": "nodeagent does not select by it",
+    "pKeys": "nodeagent does not select by it",
+    "auxTypes": "nodeagent offers VFs, and no auxiliary devices",
+}
+"""Selectors of sriov-network-device-plugin (pkg/types/types.go)."""
+SELECTORS = {
+    "resourceName": "here it is name; the part before the slash is resourcePrefix, beside resources",
+    "resourcePrefix": "it is a setting of the file, beside resources: all resources have one prefix",
+    "selectors": "here it is select",
+    "deviceType": "here it is kind",
+    "additionalInfo": "nodeagent has no such setting",
+    "excludeTopology": "nodeagent has no such setting: it reports the NUMA node if the kernel has one",
+}
+"""Settings of a resource of sriov-network-device-plugin (pkg/types/types.go)."""
 NAME_GPUS = (
     'must name the GPUs by uuids, indexes, pciAddresses or models; pciAddresses: ["*"] names all of them'
 )
 NAME_PFS = 'must name some PFs; pciAddresses: ["*"] names all of them'
-NO_GPU = "nothing is offered: no GPU is selected"
 
 
 class PfSelect(Settings, frozen=True, kw_only=True):
     """Which PFs are selected: PFs that match every list that is not empty."""
+
+    misplaced: ClassVar[Mapping[str, str]] = OF_SRIOVDP
 
     vendors: Annotated[tuple[Hex4, ...], listed("PCI vendor IDs, four hex digits: 15b3.")] = ()
     devices: Annotated[tuple[Hex4, ...], listed("PCI device IDs of the PF, four hex digits: 1021.")] = ()
@@ -49,7 +72,7 @@ class PfSelect(Settings, frozen=True, kw_only=True):
     pci_addresses: Annotated[
         tuple[PciAddress, ...], listed("Globs on the PF's PCI address in the long form: 0000:1a:00.0.")
     ] = ()
-    netdevs: Annotated[tuple[Glob, ...], listed("Globs on the name of the PF's netdev: ens*np0.")] = ()
+    netdevs: Annotated[tuple[NetdevGlob, ...], listed("Globs on the name of the PF's netdev: ens*np0.")] = ()
     link_types: Annotated[tuple[LinkType, ...], listed("Link types of the PF.")] = ()
     exclude: Annotated[
         tuple[Glob, ...], listed("Globs on the netdev's name or the PCI address of PFs to leave out.")
@@ -102,7 +125,6 @@ class ResourceEntry(Settings, frozen=True, kw_only=True):
     """The pool of its devices for claims: ``gpu``, ``mig``, ``nic``."""
     apart: ClassVar[str]
     """How to mend two entries that select one device."""
-    nothing_selected: ClassVar[str]
     may_be_empty: ClassVar[bool] = False
     """Whether its devices come while the agent runs."""
 
@@ -120,14 +142,18 @@ class ResourceEntry(Settings, frozen=True, kw_only=True):
 class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="vf"):
     """SR-IOV VFs. A device's ID is the PCI address of the VF."""
 
+    misplaced: ClassVar[Mapping[str, str]] = SELECTORS | {
+        "vfIndexes": "it is a list of select",
+        **dict.fromkeys(
+            ("vendors", "devices", "drivers", "pciAddresses", "netdevs", "rdma", "linkTypes"),
+            "it is a list of select",
+        ),
+    }
+
     source: ClassVar[str] = "pci"
     pool: ClassVar[str] = "nic"
 
     apart: ClassVar[str] = "separate the two resources by select, vfIndexes or vfDriver"
-    nothing_selected: ClassVar[str] = (
-        "nothing is offered: no PF that it selects supports SR-IOV, has a link and does not carry the default route "
-        "(select.defaultRoute)"
-    )
 
     name: Annotated[
         VfTemplate,
@@ -196,7 +222,6 @@ class GpuMemResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind",
     source: ClassVar[str] = "gpus"
     pool: ClassVar[str] = "gpu"
     apart: ClassVar[str] = OTHER_GPUS
-    nothing_selected: ClassVar[str] = NO_GPU
 
     name: Annotated[
         GpuTemplate,
@@ -290,7 +315,6 @@ class GpuResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", ta
     source: ClassVar[str] = "gpus"
     pool: ClassVar[str] = "gpu"
     apart: ClassVar[str] = OTHER_GPUS
-    nothing_selected: ClassVar[str] = NO_GPU
 
     name: Annotated[Name, setting("Name of the resource.")] = "gpu"
     select: Annotated[
@@ -312,7 +336,6 @@ class MigResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", ta
     source: ClassVar[str] = "gpus"
     pool: ClassVar[str] = "mig"
     apart: ClassVar[str] = OTHER_GPUS
-    nothing_selected: ClassVar[str] = "nothing is offered: no selected GPU has a MIG device"
     may_be_empty: ClassVar[bool] = True
 
     name: Annotated[

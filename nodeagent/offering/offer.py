@@ -26,6 +26,7 @@ from nodeagent.health.link_modes import ports_in_another_mode
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds import named as _named
 from nodeagent.kinds.device_list_size import status_remark
+from nodeagent.kinds.empty_selection import why_no_gpus, why_no_vfs
 from nodeagent.kinds.hardware_selection import (
     literal_addresses,
     matches,
@@ -268,8 +269,9 @@ class Offer:
                 continue
             if self.awaits_holdings(entry) or self.wait(entry) is not None:
                 continue
-            shortage = _SHORTAGES[entry.source](self.config, entry, snapshot)
-            message = f"{entry.name}: {shortage or entry.nothing_selected}"
+            find_shortage, find_cause = _CAUSES[entry.source]
+            shortage = find_shortage(self.config, entry, snapshot)
+            message = f"{entry.name}: {shortage or f'nothing is offered: {find_cause(entry, snapshot)}'}"
             yield Trouble(message, fatal=False, ready=shortage is None, source=entry.source, key="idle")
 
     def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
@@ -499,11 +501,14 @@ def _gpu_shortage(
     )
 
 
-_SHORTAGES: Mapping[str, Callable[[Config, Any, Snapshot], str | None]] = {
-    "pci": _vf_shortage,
-    "gpus": _gpu_shortage,
+_Shortage = Callable[[Config, Any, Snapshot], str | None]
+_Cause = Callable[[Any, Snapshot], str]
+_CAUSES: Mapping[str, tuple[_Shortage, _Cause]] = {
+    "pci": (_vf_shortage, why_no_vfs),
+    "gpus": (_gpu_shortage, why_no_gpus),
 }
-"""Why a node with hardware for an entry offers none of it, by the source of its facts."""
+"""By the source of an entry's facts: why a node with such hardware offers none of it, and why it has no such
+hardware."""
 
 
 def _tiny_slices(config: Config, snapshot: Snapshot) -> Iterator[Trouble]:
