@@ -1,4 +1,4 @@
-"""What the agent does about shares of GPU memory, as one value for those that show it or write about it."""
+"""The parts of the agent for shares of GPU memory, as one value for those that show or report them."""
 
 from __future__ import annotations
 

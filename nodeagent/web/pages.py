@@ -64,7 +64,7 @@ class MachineSources(Protocol):
 
 
 class ShownOffer(Protocol):
-    """What the kubelet and claims are offered. ``devices`` are the PFs and GPUs of new pods."""
+    """The devices that the kubelet and claims are offered. ``devices`` are the PFs and GPUs of new pods."""
 
     @property
     def rails(self) -> Mapping[str, int]: ...
@@ -110,7 +110,7 @@ class ShownAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeaturePages(NamedTuple):
-    """What features show: samples and families on the page of metrics; ``pages`` and ``folders`` by path, for the verbs
+    """Pages of features: samples and families on the page of metrics; ``pages`` and ``folders`` by path, for the verbs
     of this node."""
 
     samples: Callable[[], Iterable[Sample]] = tuple
