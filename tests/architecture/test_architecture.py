@@ -47,6 +47,7 @@ LARGE_CLASSES = {
     "nodeagent/agent.py:Agent": COMPOSED,
     "nodeagent/agent_config.py:Config": DOCUMENT,
     "nodeagent/fabric/nodelinks.py:NodeLink": DOCUMENT,
+    "nodeagent/health/explain.py:DeviceView": DOCUMENT,
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
     "hack/lab/nodeagent_lab/sim/machine/hardware_values.py:Hardware": "one field for each reader of a NIC",
