@@ -283,7 +283,7 @@ class Agent:
         )
 
     def _pages(self) -> Pages:
-        file, history, parts = self.file, self.history, self.features.values()
+        history, parts = self.history, self.features.values()
         return Pages(
             self._config.web,
             self._options.node_name or socket.gethostname(),
@@ -299,7 +299,7 @@ class Agent:
                 changes=self.changes,
                 unwritable=partial(unwritable, self.stored.files),
                 lost_history=lambda: None if history is None else history.remark(),
-                configuration_fault=lambda: file.fault if file is not None else "",
+                configuration=self.file,
             ),
             FeaturePages(
                 samples=lambda: [sample for part in parts for sample in part.samples()],
@@ -443,8 +443,8 @@ class Agent:
         await self.settled.wait()
         await self.claims.run(access)
 
-    def _adopt(self, config: Config) -> None:
-        """Apply a changed configuration. Raises ``ConfigError``."""
+    def _adopt(self, config: Config) -> tuple[str, ...]:
+        """Apply a changed configuration, and return the settings that wait for a restart. Raises ``ConfigError``."""
         in_force, waiting = adopted(self._config, config)
         self.offering.replace(in_force, str(self._options.config_file))
         self._config = in_force
@@ -454,6 +454,7 @@ class Agent:
         self.health.adopt(in_force.health)
         self.offering.dra.wake()
         self.changes.add([Change(time.time(), "agent", "configuration", "", "another one is in force")])
+        return waiting
 
 
 async def run_agent(config: Config, options: AgentOptions) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -16,6 +16,7 @@ from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import hanging_calls
 from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.unwritable_memory import UnwritableMemory, unwritable_remark
+from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.config.formats import host_port
 from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
@@ -92,8 +93,7 @@ class ShownAgent(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of the agent that the pages read.
 
     ``unwritable`` are the files of the state folder that cannot be written. ``lost_history``: why a restart loses the
-    ``changes`` although ``history.file`` names a file. ``configuration_fault``: the first error of the configuration
-    file; empty while its content is in force.
+    ``changes`` although ``history.file`` names a file. ``configuration``: ``None`` if the agent has no file of it.
     """
 
     inventory: Inventory
@@ -107,7 +107,7 @@ class ShownAgent(msgspec.Struct, frozen=True, kw_only=True):
     changes: ChangeLog
     unwritable: Callable[[], tuple[UnwritableMemory, ...]]
     lost_history: Callable[[], str | None]
-    configuration_fault: Callable[[], str]
+    configuration: FollowedConfiguration[Any] | None
 
 
 class FeaturePages(NamedTuple):
@@ -176,6 +176,7 @@ class Pages:
             "/scan": self._scan,
             "/gpus": self._gpus,
             "/neighbors": self._neighbors,
+            "/configuration": self._configuration,
             **self._features.pages,
         }
         async with asyncio.TaskGroup() as group:
@@ -215,7 +216,7 @@ class Pages:
             sxids=gpus.sxids,
             overruns=sources.overruns(),
             last_lldp=sources.last_lldp(),
-            configuration_fault=agent.configuration_fault(),
+            configuration_fault=agent.configuration.fault if agent.configuration is not None else "",
             stuck_threads=gpu_source.stuck_threads(),
             hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
@@ -253,6 +254,10 @@ class Pages:
         found = self._agent.sources.neighbor_view()
         return json_page(found.named(nic_names(self._agent.offer.rails)))
 
+    def _configuration(self, _accept: str) -> Page:
+        file = self._agent.configuration
+        return json_page({"waiting": file.waiting if file is not None else ()})
+
     def _gpus(self, _accept: str) -> Page:
         return json_page(self._gpu_statuses())
 
@@ -289,8 +294,7 @@ class Pages:
         if (lost := agent.lost_history()) is not None:
             lines.append(lost)
         lines += agent.deliveries.remarks()
-        if fault := agent.configuration_fault():
-            lines.append(f"configuration: refused, the running one stays: {fault}")
+        lines += agent.configuration.remarks() if agent.configuration is not None else ()
         lines += [
             f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
             for call in hanging_calls()

@@ -67,7 +67,7 @@ def pages_of(
         changes=ChangeLog(10),
         unwritable=tuple,
         lost_history=lambda: None,
-        configuration_fault=str,
+        configuration=None,
     )
     return Pages(WebSettings(), "gpu-0", sources, features or FeaturePages())
 
