@@ -137,6 +137,7 @@ async def test_a_fault_has_its_pods_and_what_to_do_in_the_words_of_the_node_page
         await n.kubelet.until(lambda: len(n.kubelet.allocatable()) == 3, 15)
         nic = next(name for name in n.kubelet.capacity() if "/nic" in name)
         assert (await n.kubelet.admit(PodSpec.single("trainer", {nic: 1}))).admitted
+        await n.until(lambda: n.agent.inventory.snapshot.holdings)
         pf = n.machine.pfs[1 + int(nic[-1])]
         n.machine.set_link(pf.address, up=False)
 
