@@ -107,7 +107,7 @@ def json_option(parser: argparse._ActionsContainer) -> None:
         "--output",
         action=_Output,
         choices=("table", "wide", "json", "yaml"),
-        help="wide: nothing is shortened, whatever the width of the terminal; yaml: the document of JSON (default: table)",
+        help="wide: nothing is shortened for a narrow terminal; yaml: the document of JSON (default: table)",
     )
 
 

@@ -312,9 +312,7 @@ def test_a_word_that_is_no_verb_has_the_one_that_is_meant(
 SAMPLE = ["--from", "docs/samples/nodelinks.yaml"]
 
 
-@pytest.mark.parametrize(
-    "verb", [["trouble", *SAMPLE], ["explain", "gpu-001", *SAMPLE], ["cabling", "--order", *SAMPLE]]
-)
+@pytest.mark.parametrize("verb", [["trouble", *SAMPLE], ["explain", "gpu-001", *SAMPLE]])
 def test_a_document_is_the_same_in_json_and_yaml(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*form: str) -> str:
         code = main([*verb, *form])
