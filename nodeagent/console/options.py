@@ -107,7 +107,10 @@ def json_option(parser: argparse._ActionsContainer) -> None:
         "--output",
         action=_Output,
         choices=("table", "wide", "json", "yaml"),
-        help="wide: nothing is shortened for a narrow terminal; yaml: the document of JSON (default: table)",
+        metavar="FORM",
+        help="table, wide, json or yaml (default: table). wide shortens nothing for a narrow terminal; yaml has
+"
+        "the document of json",
     )
 
 
