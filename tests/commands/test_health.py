@@ -32,7 +32,7 @@ async def test_the_command_reads_an_agent_behind_tls_and_a_token(
         made = n.configure(f"web: {{certificateFile: {certificate}, keyFile: {key}, tokenFile: {token}}}\n")
         await n.kubelet.start()
         await n.start_agent(made)
-        verb = ["health", "--json", "--listen", f"127.0.0.1:{n.port}"]
+        verb = ["health", "--json", "--agent", f"127.0.0.1:{n.port}"]
         assert await asyncio.to_thread(main, [*verb, "--config", str(n.config_file)]) == 0
         output = capsys.readouterr()
         assert "no agent" not in output.err
@@ -63,7 +63,7 @@ async def test_the_command_presents_the_certificate_of_the_agent_on_request(
         )
         await n.kubelet.start()
         await n.start_agent(made)
-        verb = ["health", "--json", "--listen", f"127.0.0.1:{n.port}", "--config", str(n.config_file)]
+        verb = ["health", "--json", "--agent", f"127.0.0.1:{n.port}", "--config", str(n.config_file)]
         assert await asyncio.to_thread(main, verb) == 0, capsys.readouterr().err
         for name, put in (("pipe", os.mkfifo), ("empty", Path.touch)):
             put(tmp_path / name)
@@ -88,7 +88,7 @@ def test_a_server_that_is_no_agent_is_reported(capsys: pytest.CaptureFixture[str
 
             thread = threading.Thread(target=serve)
             thread.start()
-            assert main(["health", "--listen", f"127.0.0.1:{server.getsockname()[1]}"]) == 2
+            assert main(["health", "--agent", f"127.0.0.1:{server.getsockname()[1]}"]) == 2
             thread.join()
             assert "127.0.0.1" in capsys.readouterr().err
 
