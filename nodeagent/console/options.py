@@ -108,8 +108,7 @@ def json_option(parser: argparse._ActionsContainer) -> None:
         action=_Output,
         choices=("table", "wide", "json", "yaml"),
         metavar="FORM",
-        help="table, wide, json or yaml (default: table). wide shortens nothing for a narrow terminal; yaml has
-"
+        help="table, wide, json or yaml (default: table). wide shortens nothing for a narrow terminal; yaml has "
         "the document of json",
     )
 

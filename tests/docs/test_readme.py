@@ -89,7 +89,7 @@ def test_links_between_the_documents_exist(page: str) -> None:
 
 @one_item(
     "page",
-    ["CONTRIBUTING.md", "docs/design.md", "docs/invariants.md", "docs/life-of-a-pod.md", "docs/recipes.md"],
+    ["CONTRIBUTING.md", "docs/design.md", "docs/invariants.md", "docs/recipes.md"],
 )
 def test_the_files_that_the_documents_name_exist(page: str) -> None:
     text = (ROOT / page).read_text()
