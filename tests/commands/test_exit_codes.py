@@ -72,7 +72,7 @@ CASES: dict[str, dict[str, str]] = {
     "capture": {"good": "FOLDER --root MACHINE"},
     "run": {"wrong": "--root MACHINE --config BAD", "unknown": "--root NOWHERE"},
     "controller": {"wrong": "--fabric BAD"},
-    "mps": {},
+    "mps": {"unknown": "--root NOWHERE"},
     "demo": {"wrong": "--node a --faults x", "unknown": "--machine nosuch", "few": "--nodes 0"},
 }  # fmt: skip
 
