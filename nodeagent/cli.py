@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from nodeagent import __version__
 from nodeagent.commands import (
     GOOD,
-    GROUPS,
     SEPARATE,
     USAGE,
+    VERB_GROUPS,
     VerbFunction,
     declarations,
     how_to_install,
@@ -98,7 +98,7 @@ class _Parser(argparse.ArgumentParser):
         shown = {one.dest: one for one in verbs._get_subactions()}
         grouped = {
             title: [one for name in names if (one := shown.pop(name, None))]
-            for title, names in GROUPS.items()
+            for title, names in VERB_GROUPS.items()
         }
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)

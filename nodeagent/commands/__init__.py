@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = [
     "FAILED",
     "GOOD",
-    "GROUPS",
     "ROOT",
     "SEPARATE",
     "USAGE",
     "VERBS",
+    "VERB_GROUPS",
     "Add",
     "VerbFunction",
     "declaration",
@@ -64,7 +64,7 @@ VERBS: dict[str, str] = {
 """The module and the function that declare each verb, in the order of the help. A test compares the names with the
 parser, and the functions with the modules."""
 
-GROUPS = {
+VERB_GROUPS = {
     "on call": ("trouble", "health", "gpus", "history", "job", "doctor"),
     "operate": ("plan", "explain", "topology", "cabling", "maintain", "cordon", "uncordon", "claim", "rails"),
     "install": ("scan", "config", "vfs"),

@@ -24,7 +24,7 @@ import yaml
 from hack.docs.manual_page import manual_page
 from nodeagent import cli
 from nodeagent.cli import _parser, main
-from nodeagent.commands import GROUPS, VERBS
+from nodeagent.commands import VERB_GROUPS, VERBS
 from nodeagent.commands.completion import PAGE, parsers
 from nodeagent.commands.controller import _lease
 from nodeagent.console.options import Add, common_options, config_option, seconds, with_watch_apart
@@ -271,11 +271,11 @@ def test_the_verbs_of_the_help_are_grouped_by_who_needs_them_and_each_is_there_o
         main(["help"])
     assert capsys.readouterr().out == text
     heads = [line[:-1] for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert heads == [*GROUPS, "other verbs", "options", "examples", "exit codes"]
+    assert heads == [*VERB_GROUPS, "other verbs", "options", "examples", "exit codes"]
     verbs, _, _ = text.partition("\noptions:\n")
     listed = [word for word in re.findall(r"^  (\w+)(?: |$)", verbs, re.M) if word in VERBS]
     assert listed == list(VERBS), "each once, in the order of the table"
-    for title, of_group in GROUPS.items():
+    for title, of_group in VERB_GROUPS.items():
         part = verbs.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         assert tuple(re.findall(r"^  (\w+)(?: |$)", part, re.M)) == of_group
 

@@ -1,4 +1,4 @@
-"""What a person may have meant by a name: numbers count more than letters."""
+"""Suggestions for a name that is not known: numbers count more than letters."""
 
 from __future__ import annotations
 
