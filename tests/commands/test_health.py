@@ -15,6 +15,7 @@ import pytest
 from nodeagent.cli import main
 from nodeagent.console.agent_query import fetch_page
 from nodeagent.console.options import load_config
+from nodeagent.facts.device_pods import pods_by_device
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.certificates import Authority
 from tests.support.running_agent import node
@@ -143,6 +144,7 @@ async def test_a_fault_has_its_pods_and_what_to_do_in_the_words_of_the_node_page
         await n.until(
             lambda: any(one.device == pf.address and one.reasons for one in n.agent.health.explain())
         )
+        await n.until(lambda: pf.address in pods_by_device(n.agent.inventory.snapshot))
         place = ["--root", str(n.root)]
         assert await asyncio.to_thread(main, ["health", "--json", *place]) == 0
         views = json.loads(capsys.readouterr().out)
