@@ -60,7 +60,7 @@ def run_maintain(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, now: float, until: float) -> int:
-    access = cluster_access(options.kubeconfig)
+    access = cluster_access(options.kubeconfig, options.context)
     client = ApiClient(access, manager="nodeagent-maintain")
     choice = _Choice(frozenset(map(str.lower, options.target)), node_name(options.root))
     try:

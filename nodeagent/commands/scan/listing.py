@@ -68,12 +68,14 @@ async def show_machine(config: Config, options: argparse.Namespace) -> int:
     sentence = origin(agent, source, _ALONE)
     if agent is not None and _differs(agent, config, file):
         sentence += f"; its configuration is not {file}, and the resources are those of that file"
-    if options.watch:
-        views = _watch(config, root) if agent is None else follow_agent(agent, fetch, operator.eq)
+    if options.watch is not None:
+        views = (
+            _watch(config, root) if agent is None else follow_agent(agent, fetch, operator.eq, options.watch)
+        )
     else:
         views = _once(config, root, options.wait, agent, fetch)
     named, code = options.json, GOOD
-    with watching(in_place=options.watch and not options.json) as show:
+    with watching(in_place=options.watch is not None and not options.json) as show:
         async for view in views:
             if not named:
                 note(sentence)
