@@ -1,5 +1,4 @@
-"""The controller's core, as a feature receives it, and its parts that depend on the configuration: a change replaces all.
-"""
+"""The controller's core, as a feature receives it, and its parts that depend on the configuration."""
 
 from __future__ import annotations
 
