@@ -42,7 +42,7 @@ from nodeagent.base.stored_file import StoredFile, keep_files, unwritable
 from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import Deliveries
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.config.in_force import adopted
 from nodeagent.dra.offered import DraOffer

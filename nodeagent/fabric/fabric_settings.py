@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from nodeagent.config import formats
-from nodeagent.config.faults import did_you_mean, quote
+from nodeagent.config.file_errors import did_you_mean, quote
 from nodeagent.config.setting import (
     ENTRIES_MAX,
     RATE_MAX,

@@ -216,7 +216,7 @@ class Pages:
             sxids=gpus.sxids,
             overruns=sources.overruns(),
             last_lldp=sources.last_lldp(),
-            configuration_fault=agent.configuration.fault if agent.configuration is not None else "",
+            configuration_fault=agent.configuration.error if agent.configuration is not None else "",
             stuck_threads=gpu_source.stuck_threads(),
             hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),

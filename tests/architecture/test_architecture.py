@@ -52,6 +52,7 @@ LARGE_CLASSES = {
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
     "hack/lab/nodeagent_lab/sim/machine/hardware_values.py:Hardware": "one field for each reader of a NIC",
     "hack/lab/nodeagent_lab/demo/claim_show.py:ClaimShow": "one method for each step of the demo",
+    "hack/lab/nodeagent_lab/demo/control_plane.py:DemoCluster": "one method for each thing that a demo does",
     "nodeagent/controller.py:Controller": COMPOSED,
     "nodeagent/offering/device_offering.py:DeviceOffering": COMPOSED,
     "nodeagent/discovery.py:Discovery": COMPOSED,
