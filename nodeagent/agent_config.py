@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from nodeagent.cluster.cluster_settings import ClusterSettings, cluster_conflicts
-from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
+from nodeagent.config.file_errors import ConfigError, Conflict, FileError, dotted
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
 from nodeagent.config.settings_file import Built, entries, read_settings, section
 from nodeagent.config.yaml_tree import YamlNode, locate
@@ -181,7 +181,7 @@ def check(text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None
     """``load``, and check the size of the device lists on the given GPUs, or on assumed ones."""
     config, root = _read(text, name)
     faults = [
-        ConfigFault(dotted(path), *locate(root, path), message)
+        FileError(dotted(path), *locate(root, path), message)
         for (path, *_), message, _ in size_conflicts(config.resources, gpu_memories_mib)
     ]
     if faults:

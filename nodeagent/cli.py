@@ -10,8 +10,20 @@ import sys
 from collections.abc import Sequence
 
 from nodeagent import __version__
-from nodeagent.commands import GOOD, SEPARATE, USAGE, VerbFunction, declarations, how_to_install, joined_verbs
-from nodeagent.console.options import ALIGNED, common_options
+from nodeagent.commands import (
+    GOOD,
+    SEPARATE,
+    USAGE,
+    VERB_GROUPS,
+    VerbFunction,
+    declarations,
+    how_to_install,
+    joined_verbs,
+)
+from nodeagent.console.options import ALIGNED, common_options, with_watch_apart
+
+WIDE = "1000"
+"""Columns of ``-o wide``; no table is wider."""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -46,6 +58,15 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return "\n".join(lines)
 
 
+_MEANT = {
+    "errors": "trouble", "faults": "trouble", "problems": "trouble", "status": "trouble", "troubles": "trouble",
+    "check": "doctor", "diagnose": "doctor", "describe": "explain", "why": "explain", "events": "history",
+    "log": "history", "logs": "history", "list": "scan", "ls": "scan", "devices": "scan", "map": "topology",
+    "tree": "topology", "gpu": "gpus", "top": "gpus", "nvidia-smi": "gpus", "jobs": "job", "pods": "job",
+    "lldp": "neighbors", "drain": "cordon", "silence": "maintain", "cables": "cabling", "start": "run", "agent": "run",
+}  # fmt: skip
+"""The verb for a word that people type, where no letters tell it."""
+
 _ABOUT = """\
 The agent that a GPU cluster runs on every node.
 
@@ -66,22 +87,50 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose subparsers it makes too; it names the verb or value that a wrong one resembles."""
+    """A parser whose subparsers it makes too; it names the verb or value that a wrong one resembles.
+
+    Its help has the verbs in groups."""
+
+    def format_help(self) -> str:
+        verbs = next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
+        if verbs is None or verbs.metavar != "VERB" or len(verbs.choices) == 1:
+            return super().format_help()
+        shown = {one.dest: one for one in verbs._get_subactions()}
+        grouped = {
+            title: [one for name in names if (one := shown.pop(name, None))]
+            for title, names in VERB_GROUPS.items()
+        }
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for title, actions in (*grouped.items(), ("other verbs", list(shown.values()))):
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments([one for one in self._actions if one is not verbs])
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """argparse has the suggestion from Python 3.14 on."""
         if action.choices is None or value in action.choices:
             return
-        from nodeagent.config.faults import did_you_mean, quote
+        from nodeagent.config.file_errors import did_you_mean, quote
 
         known = [str(choice) for choice in action.choices]
+        if (meant := _MEANT.get(str(value))) in known:
+            raise argparse.ArgumentError(action, f"{quote(str(value))} is unknown; did you mean {meant}?")
         hint = did_you_mean(str(value), known).removeprefix("; ") or f"there is {', '.join(known)}"
         raise argparse.ArgumentError(action, f"{quote(str(value))} is unknown: {hint}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script. An exception that the operator can resolve is printed as one line."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words = with_watch_apart(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["help"]:  # as git and kubectl have it
+        words = [*words[1:2], "--help"]
     if not words:
         _parser().print_help()
         return GOOD
@@ -96,10 +145,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack ≥, a file name may be no text
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs every closed connection
+    if getattr(options, "output", None) == "wide":
+        os.environ["COLUMNS"] = WIDE
     verb: VerbFunction = options.verb
     code: int | None = None
     try:
-        code = verb(options)
+        code = _as_yaml(verb, options) if getattr(options, "output", None) == "yaml" else verb(options)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -118,10 +169,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _explain(error, options)
 
 
+def _as_yaml(verb: VerbFunction, options: argparse.Namespace) -> int:
+    """Print the document of ``--json`` as YAML."""
+    import json
+    from contextlib import redirect_stdout
+
+    import yaml
+
+    if getattr(options, "watch", None) is not None:
+        from nodeagent.console.terminal import note
+
+        note("-o yaml prints one document: leave --watch out, or write -o json")
+        return USAGE
+    held = io.StringIO()
+    with redirect_stdout(held):
+        code = verb(options)
+    if text := held.getvalue().strip():
+        print(yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True, width=120), end="")
+    return code
+
+
 def _explain(error: Exception, options: argparse.Namespace) -> int:
     """One line (or one for each error of a configuration) on stderr, and the exit code."""
     from nodeagent.base.plain_text import one_line
-    from nodeagent.config.faults import ConfigError
+    from nodeagent.config.file_errors import ConfigError
     from nodeagent.console.exit_codes import code_without_result
     from nodeagent.console.terminal import note
     from nodeagent.console.user_files import UserFileError

@@ -42,7 +42,6 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.fabric_in_force import FabricInForce
-from nodeagent.features.seam import ControllerCore
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, lead
@@ -50,7 +49,7 @@ from nodeagent.topology.controller_pages import ControllerPages, ReplicaWrites
 from nodeagent.topology.hypernodes import FabricEvents, HyperNodeWriter, OverlapMarker, TreeResult
 from nodeagent.topology.mirrors import ClusterMirror
 from nodeagent.topology.node_labels import IN_FLIGHT, LabelResult, NodeLabeler
-from nodeagent.topology.parts import FabricParts
+from nodeagent.topology.parts import ControllerCore, FabricParts
 from nodeagent.topology.plans import Plans
 from nodeagent.topology.write_log import WriteLog
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
-from nodeagent.config.faults import ConfigError, ConfigFault, Conflict
+from nodeagent.config.file_errors import ConfigError, Conflict, FileError
 from nodeagent.config.followed_configuration import configuration_text
 from nodeagent.config.setting import setting
 from nodeagent.config.settings_file import read_settings
@@ -160,6 +160,6 @@ def fabric_of(
         try:
             neighbors = parse_ibnetdiscover(content)
         except DiscoveredCablesError as error:
-            raise ConfigError(path, [ConfigFault("", None, None, str(error))]) from error
+            raise ConfigError(path, [FileError("", None, None, str(error))]) from error
         topology = replace(topology, neighbors=neighbors)
     return config, topology

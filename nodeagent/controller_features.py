@@ -13,12 +13,11 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.features import cluster_jobs, min_links_marks, startup_taint
 from nodeagent.features.other_programs import keeping
 from nodeagent.features.rail_probing import rail_keeping
-from nodeagent.features.seam import ControllerCore
 from nodeagent.features.switches import switch_asking
 from nodeagent.measurements.family import Family
 from nodeagent.metrics.computed_family import ComputedFamily
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
-from nodeagent.topology.parts import ControllerPart
+from nodeagent.topology.parts import ControllerCore, ControllerPart
 
 
 class ControllerRow(NamedTuple):

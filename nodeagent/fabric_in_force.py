@@ -42,9 +42,9 @@ class FabricInForce:
         return self._config.hysteresis.debounce_seconds
 
     @property
-    def fault(self) -> str:
+    def error(self) -> str:
         """The first error of the file, and empty while its content is in force."""
-        return self.file.fault if self.file is not None else ""
+        return self.file.error if self.file is not None else ""
 
     def remarks(self) -> Iterator[str]:
         return self.file.remarks() if self.file is not None else iter(())

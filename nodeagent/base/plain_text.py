@@ -1,7 +1,7 @@
 """Foreign text for a person who reads a log or a terminal: on one line, without control characters. Pure.
 
 Other target languages have functions of their own beside their renderer: Prometheus labels in ``metrics.text_format``,
-DOT in ``nodeagent.commands.plan.topology_picture``, quoted settings in ``config.faults``. ``lldp.escaping`` keeps
+DOT in ``nodeagent.commands.plan.topology_picture``, quoted settings in ``config.file_errors``. ``lldp.escaping`` keeps
 different texts different, for values that are compared.
 """
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from nodeagent.config.faults import Conflict
+from nodeagent.config.file_errors import Conflict
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Settings, setting, wire
 
 _Rails = Annotated[int, msgspec.Meta(ge=1, le=64)]

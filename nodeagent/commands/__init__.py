@@ -24,6 +24,7 @@ __all__ = [
     "SEPARATE",
     "USAGE",
     "VERBS",
+    "VERB_GROUPS",
     "Add",
     "VerbFunction",
     "declaration",
@@ -33,35 +34,42 @@ __all__ = [
 ]
 
 VERBS: dict[str, str] = {
-    "run": "run.add",
-    "scan": "scan.add",
-    "neighbors": "neighbors.add",
-    "config": "config.add",
-    "mps": "mps.add",
+    "trouble": "plan.add_trouble",
     "health": "health.add",
     "gpus": "gpus.add",
     "history": "history.add",
-    "remembered": "remembered.add",
+    "job": "plan.add_job",
+    "doctor": "doctor.add",
+    "plan": "plan.add_plan",
+    "explain": "plan.add_explain",
+    "topology": "plan.add_topology",
+    "cabling": "plan.add_cabling",
+    "maintain": "plan.add_maintain",
     "cordon": "cordon.add_cordon",
     "uncordon": "cordon.add_uncordon",
+    "claim": "claim.add",
+    "rails": "rails.add",
+    "scan": "scan.add",
+    "config": "config.add",
+    "vfs": "vfs.add",
+    "neighbors": "neighbors.add",
+    "run": "run.add",
     "controller": "controller.add",
+    "mps": "mps.add",
+    "remembered": "remembered.add",
+    "capture": "capture.add",
     "completion": "completion.add",
     "man": "completion.add_man",
-    "cabling": "plan.add_cabling",
-    "capture": "capture.add",
-    "claim": "claim.add",
-    "doctor": "doctor.add",
-    "explain": "plan.add_explain",
-    "job": "plan.add_job",
-    "maintain": "plan.add_maintain",
-    "plan": "plan.add_plan",
-    "rails": "rails.add",
-    "topology": "plan.add_topology",
-    "trouble": "plan.add_trouble",
-    "vfs": "vfs.add",
 }
 """The module and the function that declare each verb, in the order of the help. A test compares the names with the
 parser, and the functions with the modules."""
+
+VERB_GROUPS = {
+    "on call": ("trouble", "health", "gpus", "history", "job", "doctor"),
+    "operate": ("plan", "explain", "topology", "cabling", "maintain", "cordon", "uncordon", "claim", "rails"),
+    "install": ("scan", "config", "vfs"),
+}
+"""The verbs by who needs them, in the help; the others follow."""
 
 ENTRY_POINTS = "nodeagent.verbs"
 """The group in which another package names its verbs, each with its function ``add``."""

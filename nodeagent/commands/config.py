@@ -38,7 +38,7 @@ def add(add: Add) -> None:
 def _config_check(options: argparse.Namespace) -> int:
     from nodeagent.base.plain_text import one_line
     from nodeagent.commands.file_checks import check_file
-    from nodeagent.config.faults import ConfigError
+    from nodeagent.config.file_errors import ConfigError
 
     config_text(options.file)  # a file that cannot be read has no errors to list
     try:

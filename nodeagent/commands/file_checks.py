@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.config.bounded_yaml import load_document
-from nodeagent.config.faults import ConfigError, ConfigFault, FaultList, HaltError, most_similar, quote
+from nodeagent.config.file_errors import ConfigError, FileError, FileErrors, HaltError, most_similar, quote
 from nodeagent.config.followed_configuration import configuration_text, read_at_start
 from nodeagent.config.yaml_tree import locate, parse
 from nodeagent.controller_config import read_fabric
@@ -60,7 +60,7 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
 
 def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:
     """One error: such an object has no settings to compare."""
-    faults = FaultList()
+    faults = FileErrors()
     try:
         at = locate(parse(text, faults), ("kind",))
     except HaltError:
@@ -68,7 +68,7 @@ def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:
     message = f"is {quote(kind)}, must be one of {', '.join(_KINDS)}; a cabling plan has no kind"
     if kind == "ConfigMap":
         message += "; check the text in its `data`, as a file of its own"
-    return ConfigError(name, [ConfigFault("kind", *at, message)])
+    return ConfigError(name, [FileError("kind", *at, message)])
 
 
 def _document(text: str) -> dict[object, object]:
@@ -105,7 +105,7 @@ def _check_plan(document: dict[object, object], name: str) -> CheckedFile:
                 raise PlanError(f"{node}: the name of a node must be text: write it in quotes")
             ports = of_node(document, node)
         except PlanError as error:
-            faults.append(ConfigFault("", None, None, str(error)))
+            faults.append(FileError("", None, None, str(error)))
             continue
         for link, port in ports.items():
             count += 1

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import GOOD, USAGE, Add, address, config_option, json_option, load_config
+from nodeagent.console.options import GOOD, USAGE, Add, agent_option, config_option, json_option, load_config
 
 if TYPE_CHECKING:
     from nodeagent.base.change_log import Change
@@ -32,7 +32,7 @@ def add(add: Add) -> None:
         "  nodeagent history nic3 --since 2h            one device; also by netdev, PCI address, UUID or switch\n"
         "  nodeagent history --since 02:40 --until 03:00\n"
         "  nodeagent history --between 02:40 03:00      the difference of two moments: each thing once\n"
-        "  nodeagent history leaf3 --listen :9809       of the fabric: in the controller's pod\n\n"
+        "  nodeagent history leaf3 --agent :9809       of the fabric: in the controller's pod\n\n"
         "The agent keeps its newest 1,000 changes, the controller 100,000, until they restart; `history.file` keeps\n"
         "them longer. Times are when a change was seen: in the controller when the report arrived.",
     )
@@ -51,7 +51,7 @@ def add(add: Add) -> None:
     source.add_argument(
         "--from", dest="source", metavar="FILE|-", help="what --json printed, or a history.file"
     )
-    source.add_argument("--listen", type=address, metavar="[HOST]:PORT", help="where the daemon serves")
+    agent_option(source)
 
 
 def _history(options: argparse.Namespace) -> int:
@@ -101,7 +101,7 @@ def _asked(options: argparse.Namespace, since: float) -> HistoryDocument | None:
         f"/ui/history.json?{asked}", load_config(options.config), options.root, options.listen
     )
     if answer.body is None:
-        note(f"no agent runs here ({answer.source}); give --listen for a controller, or --from FILE")
+        note(f"no agent runs here ({answer.source}); give --agent for a controller, or --from FILE")
         return None
     try:
         return msgspec.json.decode(answer.body, type=HistoryDocument)

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.supervise import Fatal, either
-from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.config.file_errors import ConfigError, FileError
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def configuration_text(path: Path) -> str:
         return read_regular(path).decode("utf-8", "surrogateescape")
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-        raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error
+        raise ConfigError(str(path), [FileError("", None, None, why)]) from error
 
 
 def read_at_start(path: Path, read: Callable[[], T]) -> T:
@@ -44,11 +44,11 @@ def read_at_start(path: Path, read: Callable[[], T]) -> T:
         return within("configuration", _START_S, read)
     except Unanswered as error:
         why = f"cannot be read: no answer within {_START_S:g} s; mount its file system again"
-        raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error
+        raise ConfigError(str(path), [FileError("", None, None, why)]) from error
 
 
 class FollowedConfiguration(Generic[T]):
-    """One configuration. ``fault`` is the first fault of its file, and empty while the file's content is in force.
+    """One configuration. ``error`` is the first error of its file, and empty while the file's content is in force.
     ``waiting`` are the paths of the settings whose change takes effect at a restart."""
 
     def __init__(
@@ -62,7 +62,7 @@ class FollowedConfiguration(Generic[T]):
         settings that wait, or refuses it with ``ConfigError`` or ``Fatal``. ``folders`` are those of the files, at
         present.
         """
-        self.fault = ""
+        self.error = ""
         self.waiting: tuple[str, ...] = ()
         self._in_force = in_force
         self._read, self._adopt, self._folders = read, adopt, folders
@@ -72,8 +72,8 @@ class FollowedConfiguration(Generic[T]):
 
     def remarks(self) -> Iterator[str]:
         """Return the lines about the file for ``/readyz``."""
-        if self.fault:
-            yield f"configuration: refused, the running one stays: {self.fault}"
+        if self.error:
+            yield f"configuration: refused, the running one stays: {self.error}"
         if self.waiting:
             yield f"configuration: changed settings take effect at a restart: {', '.join(self.waiting)}"
 
@@ -90,7 +90,7 @@ class FollowedConfiguration(Generic[T]):
                         await self._reads.run(self._watch, watching)
                     await self._apply()  # at first too: the file may have changed since the start
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(CONFIG_RETRY_S if self.fault else None):
+                        async with asyncio.timeout(CONFIG_RETRY_S if self.error else None):
                             await either(watching.changes(), self._reload.wait())
                     self._reload.clear()
         except InotifyError as error:
@@ -108,11 +108,11 @@ class FollowedConfiguration(Generic[T]):
                 self.waiting = self._adopt(read)
                 self._in_force = read
                 log.info("The changed configuration is in force.")
-            elif self.fault:
+            elif self.error:
                 log.info("The configuration file is valid again, as it was before.")
         except (ConfigError, Fatal, OSError) as error:
             lines = str(error).splitlines() or [type(error).__name__]
         if lines != self._logged:
             for line in lines:
-                log.error("The changed configuration is refused, the running one stays. fault=%r", line)
-        self._logged, self.fault = lines, lines[0] if lines else ""
+                log.error("The changed configuration is refused, the running one stays. error=%r", line)
+        self._logged, self.error = lines, lines[0] if lines else ""

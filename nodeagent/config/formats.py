@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from nodeagent.config.faults import did_you_mean, quote
+from nodeagent.config.file_errors import did_you_mean, quote
 
 Check = Callable[[str], str | None]
 Mend = Callable[[str], Iterable[str]]

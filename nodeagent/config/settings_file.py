@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from nodeagent.config.faults import ConfigError, Conflict, FaultList, HaltError, Path, dotted
+from nodeagent.config.file_errors import ConfigError, Conflict, FileErrors, HaltError, Path, dotted
 from nodeagent.config.setting import Settings
 from nodeagent.config.validate import INVALID, fit
 from nodeagent.config.yaml_tree import NODES_MAX, YamlNode, locate, parse
@@ -28,25 +28,25 @@ def read_settings(
 ) -> tuple[S, YamlNode]:
     """The settings in a file's text, and its tree. Raises ``ConfigError`` with all errors of the file.
 
-    ``conflicts`` also sees a file with faults; ``conflicts_of_valid`` sees a file without any.
+    ``conflicts`` also sees a file with errors; ``conflicts_of_valid`` sees a file without any.
     """
-    faults = FaultList()
+    errors = FileErrors()
     try:
-        root = parse(text, faults, values_max=values_max, when_empty=type_.when_empty)
-        built = fit(root, faults, type_)
-        _add(conflicts(built), root, faults)
-        if not faults:
+        root = parse(text, errors, values_max=values_max, when_empty=type_.when_empty)
+        built = fit(root, errors, type_)
+        _add(conflicts(built), root, errors)
+        if not errors:
             settings = msgspec.convert(built, type_)
-            _add(conflicts_of_valid(settings), root, faults)
+            _add(conflicts_of_valid(settings), root, errors)
     except HaltError:
-        raise ConfigError(name, faults) from None
-    if faults:
-        raise ConfigError(name, faults)
+        raise ConfigError(name, errors) from None
+    if errors:
+        raise ConfigError(name, errors)
     return settings, root
 
 
 def section(built: Built, path: tuple[str, ...], type_: type[S]) -> S:
-    """One section of a file; a setting with a fault stands at its default."""
+    """One section of a file; a setting with an error stands at its default."""
     settings: Any = built
     for key in path:
         settings = settings.get(key, {})
@@ -65,13 +65,13 @@ def entries(
             yield (*path, i), item if items is None else msgspec.convert(item, type_)
 
 
-def _add(conflicts: Iterable[Conflict], root: YamlNode, faults: FaultList) -> None:
-    faulty = [fault.path for fault in faults]
+def _add(conflicts: Iterable[Conflict], root: YamlNode, errors: FileErrors) -> None:
+    faulty = [error.path for error in errors]
     for conflict in conflicts:
         if any(_touches(dotted(path), other) for path in conflict.paths for other in faulty):
             continue
         line = "" if conflict.first is None else f" (line {locate(root, conflict.first)[0]})"
-        faults.add(conflict.paths[0], locate(root, conflict.paths[0]), conflict.message + line)
+        errors.add(conflict.paths[0], locate(root, conflict.paths[0]), conflict.message + line)
 
 
 def _valid(value: Any) -> Any:

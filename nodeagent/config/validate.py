@@ -1,4 +1,4 @@
-"""Compare the tree of a file with a settings struct: the values that fit, and a fault for each that does not.
+"""Compare the tree of a file with a settings struct: the values that fit, and an error for each that does not.
 
 msgspec stops at its first error and reports no lines. This module walks the tree by msgspec's own type information.
 The type of a setting decides how a plain scalar is read: a text is taken as written, so that it needs no quotes; a
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import inspect
 
-from nodeagent.config.faults import FaultList, Path, did_you_mean, quote
+from nodeagent.config.file_errors import FileErrors, Path, did_you_mean, quote
 from nodeagent.config.foreign_files import other_program
 from nodeagent.config.setting import Settings
 from nodeagent.config.yaml_tree import YamlEntry, YamlNode, empty_file, locate
@@ -59,28 +59,28 @@ def choices(type_: inspect.UnionType) -> tuple[list[inspect.Type], bool]:
     return kept, len(kept) < len(type_.types)
 
 
-def fit(root: YamlNode, faults: FaultList, settings: type[Settings]) -> dict[str, Any]:
+def fit(root: YamlNode, errors: FileErrors, settings: type[Settings]) -> dict[str, Any]:
     """The builtins from which msgspec makes ``settings``.
 
-    A value that does not fit becomes a fault and is left out. A list keeps the places of its mappings: an invalid
+    A value that does not fit becomes an error and is left out. A list keeps the places of its mappings: an invalid
     mapping is ``INVALID``.
     """
     if not isinstance(root.value, dict):
         message = f"the file must hold a mapping (keys with a colon), not {_named(root)}"
         if isinstance(root.value, str) and not root.quoted and root.value in NULLS:
             message = empty_file(settings.when_empty)
-        faults.add((), (root.line, root.column), message)
+        errors.add((), (root.line, root.column), message)
         return {}
     kind = entry.node.value if (entry := root.value.get("kind")) is not None else None
     if (what := other_program(root.value.keys(), kind)) is not None:
-        faults.halt((root.line, root.column), f"this is {what}")
-    built = _Validator(faults).struct(root, struct_type(settings), ())
+        errors.halt((root.line, root.column), f"this is {what}")
+    built = _Validator(errors).struct(root, struct_type(settings), ())
     return built if isinstance(built, dict) else {}
 
 
 class _Validator:
-    def __init__(self, faults: FaultList) -> None:
-        self._faults = faults
+    def __init__(self, errors: FileErrors) -> None:
+        self._errors = errors
 
     def value(self, node: YamlNode, type_: inspect.Type, path: Path) -> Any:
         type_, extra = bare(type_)
@@ -106,7 +106,7 @@ class _Validator:
             read, complaint = _scalar(node.value, node.quoted, type_, extra)
         if complaint is None:
             return read
-        self._faults.add(path, (node.line, node.column), complaint)
+        self._errors.add(path, (node.line, node.column), complaint)
         return INVALID
 
     def struct(self, node: YamlNode, type_: inspect.StructType, path: Path) -> Any:
@@ -133,7 +133,7 @@ class _Validator:
             bare_type, extra = bare(field.type)
             if key not in node.value and (field.required or extra.get("required")):
                 wanted = extra.get("missing") or f"must be {_wanted(bare_type)}"
-                self._faults.add((*path, key), locate(node, ()), f"is missing; it {wanted}")
+                self._errors.add((*path, key), locate(node, ()), f"is missing; it {wanted}")
                 whole = whole and not field.required
         return built if whole else INVALID
 
@@ -144,7 +144,7 @@ class _Validator:
         place = type_.cls.misplaced.get(key) if issubclass(type_.cls, Settings) else None
         hint = f"; {place}" if place else did_you_mean(key, names)
         hint = hint or f"; known here: {', '.join(names)}"
-        self._faults.add(path, (entry.line, entry.column), f"unknown key{hint}")
+        self._errors.add(path, (entry.line, entry.column), f"unknown key{hint}")
 
     def _tagged(self, node: YamlNode, kept: Iterable[inspect.Type], path: Path) -> Any:
         structs = {member.tag: member for member in kept if isinstance(member, inspect.StructType)}
@@ -155,14 +155,14 @@ class _Validator:
             return INVALID
         if (entry := node.value.get(tag_field)) is None:
             message = f"is missing; it must be {_one_of(names)}"
-            self._faults.add((*path, tag_field), (node.line, node.column), message)
+            self._errors.add((*path, tag_field), (node.line, node.column), message)
             return INVALID
         tag = entry.node.value
         if not isinstance(tag, str) or tag not in structs:
             value = quote(tag) if isinstance(tag, str) else _named(entry.node)
             hint = did_you_mean(tag, names) if isinstance(tag, str) else ""
             message = NO_VALUE if _is_null(entry.node) else _choice_complaint(value, names, hint)
-            self._faults.add((*path, tag_field), (entry.node.line, entry.node.column), message)
+            self._errors.add((*path, tag_field), (entry.node.line, entry.node.column), message)
             return INVALID
         return self.struct(node, structs[tag], path)
 
@@ -177,7 +177,7 @@ class _Validator:
             wanted = (
                 f"at most {most} are allowed" if least <= len(node.value) else f"at least {least} are needed"
             )
-            self._faults.add(path, (node.line, node.column), f"holds {len(node.value)} values, {wanted}")
+            self._errors.add(path, (node.line, node.column), f"holds {len(node.value)} values, {wanted}")
             return INVALID
         items = [self.value(item, item_type, (*path, i)) for i, item in enumerate(node.value)]
         if entries:
@@ -187,7 +187,7 @@ class _Validator:
             at = node.value[i]
             if item is not INVALID and (before := first.setdefault(item, i)) != i:
                 message = f"{quote(str(item))} is in the list already, in line {node.value[before].line}"
-                self._faults.add((*path, i), (at.line, at.column), message)
+                self._errors.add((*path, i), (at.line, at.column), message)
         return [item for item in items if item is not INVALID]
 
     def _refuse(self, node: YamlNode, wanted: str, path: Path, *, scalars: bool = False) -> None:
@@ -196,7 +196,7 @@ class _Validator:
             message = NO_VALUE
         elif scalars and isinstance(node.value, str):
             message += f"; did you mean [{quote(node.value)}]?"
-        self._faults.add(path, (node.line, node.column), message)
+        self._errors.add(path, (node.line, node.column), message)
 
 
 def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, Any]) -> tuple[Any, str | None]:

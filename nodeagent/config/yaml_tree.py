@@ -2,7 +2,7 @@
 
 * A scalar stays the text of the file. Its setting decides what it means: the PCI address ``0000:17:00.0`` is not a
   number to base 60, and the vendor ``0403`` is not octal.
-* A key that stands twice is a fault; anchors and merge keys are allowed.
+* A key that stands twice is an error; anchors and merge keys are allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from nodeagent.config.bounded_yaml import LimitError, Limits, bounded_events
-from nodeagent.config.faults import FaultList, Path, quote
+from nodeagent.config.file_errors import FileErrors, Path, quote
 from nodeagent.config.libyaml import yaml
 
 YAML_SIZE_MAX = 1 << 20
@@ -55,9 +55,9 @@ def empty_file(remedy: str) -> str:
 
 
 def parse(
-    text: str, faults: FaultList, *, values_max: int = NODES_MAX, when_empty: str = "write it"
+    text: str, errors: FileErrors, *, values_max: int = NODES_MAX, when_empty: str = "write it"
 ) -> YamlNode:
-    """The root of the only document. Faults of the notation go to ``faults``. ``when_empty``: the remedy for an empty
+    """The root of the only document. Errors of the notation go to ``errors``. ``when_empty``: the remedy for an empty
     file.
 
     Raises ``HaltError`` where no tree can be built.
@@ -66,13 +66,13 @@ def parse(
     if (bad := _UNPRINTABLE.search(text)) is not None:
         before = text[: bad.start()].split("\n")
         place = len(before), len(before[-1]) + 1
-        faults.halt(place, f"not YAML: the character U+{ord(bad[0]):04X} is not allowed")
+        errors.halt(place, f"not YAML: the character U+{ord(bad[0]):04X} is not allowed")
     try:
-        return _Composer(bounded_events(text, limits), faults).document(when_empty)
+        return _Composer(bounded_events(text, limits), errors).document(when_empty)
     except LimitError as error:
-        faults.halt(_mark_place(error), str(error.problem))
+        errors.halt(_mark_place(error), str(error.problem))
     except yaml.YAMLError as error:
-        faults.halt(*_syntax_complaint(error))
+        errors.halt(*_syntax_complaint(error))
 
 
 def locate(root: YamlNode, path: Path) -> tuple[int, int]:
@@ -95,21 +95,21 @@ def locate(root: YamlNode, path: Path) -> tuple[int, int]:
 class _Composer:
     """Builds the tree from the parser's events."""
 
-    def __init__(self, events: Iterator[Any], faults: FaultList) -> None:
-        self._events, self._faults = events, faults
+    def __init__(self, events: Iterator[Any], errors: FileErrors) -> None:
+        self._events, self._errors = events, errors
         self._anchors: dict[str, YamlNode] = {}
 
     def document(self, when_empty: str) -> YamlNode:
         next(self._events)  # the start of the stream
         event: Any = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
-            self._faults.halt((1, 1), empty_file(when_empty))
+            self._errors.halt((1, 1), empty_file(when_empty))
         root = self._node(next(self._events), ())
         next(self._events)  # the end of the document
         event = next(self._events)
         if isinstance(event, yaml.DocumentStartEvent):
             message = "a second YAML document begins; the configuration is one document"
-            self._faults.halt(_place(event), message)
+            self._errors.halt(_place(event), message)
         return root
 
     def _node(self, event: Any, path: Path) -> YamlNode:
@@ -118,7 +118,7 @@ class _Composer:
             return self._anchors[str(event.anchor)]
         if event.tag is not None and event.tag not in _STRING_TAGS:
             message = f"the YAML tag {quote(event.tag)} is not supported; remove it"
-            self._faults.add(path, (line, column), message)
+            self._errors.add(path, (line, column), message)
         if isinstance(event, yaml.ScalarEvent):
             quoted = event.style not in (None, "") or event.tag in _STRING_TAGS
             node = YamlNode(event.value, quoted, line, column)
@@ -147,7 +147,7 @@ class _Composer:
             here = YamlEntry(*_place(event), node)
             if not isinstance(key.value, str):
                 message = "a key must be a text, this one is a list or a mapping"
-                self._faults.add(path, (here.line, here.column), message)
+                self._errors.add(path, (here.line, here.column), message)
             elif text == "<<" and not key.quoted:
                 if first_merge is not None:
                     self._twice((*path, text), here, first_merge)
@@ -169,12 +169,12 @@ class _Composer:
         if all(isinstance(source.value, dict) for source in sources):
             return sources
         message = "a merge key takes a mapping or a list of mappings, usually as an alias: <<: *name"
-        self._faults.add(path, (node.line, node.column), message)
+        self._errors.add(path, (node.line, node.column), message)
         return []
 
     def _twice(self, path: Path, here: YamlEntry, first: int) -> None:
         message = f"the key occurs twice, in line {first} and in line {here.line}; keep one"
-        self._faults.add(path, (here.line, here.column), message)
+        self._errors.add(path, (here.line, here.column), message)
 
 
 def _place(event: Any) -> tuple[int, int]:

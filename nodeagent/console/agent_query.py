@@ -86,16 +86,20 @@ def origin(answer: object, source: str, otherwise: str) -> str:
 
 
 async def follow_agent(
-    answer: T, fetch: Fetch[T], same: Callable[[T, T], bool] = lambda _before, _now: False
+    answer: T,
+    fetch: Fetch[T],
+    same: Callable[[T, T], bool] = lambda _before, _now: False,
+    every_s: float | None = None,
 ) -> AsyncIterator[T]:
-    """Yield the answer of the agent now, and each second one that is not the ``same`` as the last.
+    """Yield the answer of the agent now, and each ``every_s`` one that is not the ``same`` as the last.
 
     Raises ``AgentQueryError`` when the agent ends."""
+    every_s = ASK_AGAIN_S if every_s is None else every_s
     while True:
         yield answer
-        before, answer = answer, await _again(fetch, ASK_AGAIN_S)
+        before, answer = answer, await _again(fetch, every_s)
         while same(before, answer):
-            answer = await _again(fetch, ASK_AGAIN_S)
+            answer = await _again(fetch, every_s)
 
 
 async def wait_for(answer: T, fetch: Fetch[T], wait_s: float, waits: Callable[[T], object]) -> T:
@@ -132,7 +136,7 @@ def ask_address(page: str, config: Config, listen: str | None) -> AgentAnswer:
             # The certificate of the agent; its authority decides whether it serves as a client certificate too.
             _present(context, config.web.certificate_file, config.web.key_file)
         connection = http.client.HTTPSConnection(host, port, timeout=FETCH_S, context=context)
-    remedy = "give its own configuration with --config, or its address with --listen"
+    remedy = "give its own configuration with --config, or its address with --agent"
     if config.web.client_ca_file is not None:
         remedy += "; it requires a client certificate of its clientCaFile"
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
@@ -31,6 +31,12 @@ KUBELET_DIR = "/var/lib/kubelet"
 _SECONDS_MAX = 7 * 86400
 """A week; a longer sleep may exceed what the clock can count."""
 
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_PERIOD = re.compile(r"(?P<number>[0-9]{1,9}(\.[0-9]{1,9})?) ?(?P<unit>|s|m|min|h)")
+
+_ITS_OWN = "its own"
+"""The time of ``--watch`` without one."""
+
 VerbFunction = Callable[[argparse.Namespace], int]
 Add = Callable[..., argparse.ArgumentParser]
 
@@ -39,14 +45,15 @@ def common_options(parser: argparse.ArgumentParser, *, of_part: bool = False) ->
     """Options of every verb. Those of a verb's part have no default, which would override one before its name."""
     default = argparse.SUPPRESS if of_part else None
     parser.set_defaults(words=parser.prog.partition(" ")[2])
-    parser.add_argument(
+    every = parser.add_argument_group("options of every verb")
+    every.add_argument(
         "--root",
         type=Path,
         default=argparse.SUPPRESS if of_part else Path(os.environ.get("NODEAGENT_ROOT") or "/"),
         metavar="DIR",
         help=ROOT,
     )
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default=default, help=LOG_LEVEL)
+    every.add_argument("--log-level", choices=LOG_LEVELS, default=default, help=LOG_LEVEL)
 
 
 def config_option(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +99,89 @@ def device_plugins_option(parser: argparse.ArgumentParser) -> None:
 
 
 def json_option(parser: argparse._ActionsContainer) -> None:
-    """``parser`` may also be a group of a parser, such as one of options that exclude each other."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    """``-o FORM``, and ``--json``. ``options.json``: the verb prints its document; ``cli`` does the rest. ``parser``
+    may also be a group of a parser, such as one of options that exclude each other."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table, as -o json")
+    parser.add_argument(
+        "-o",
+        "--output",
+        action=_Output,
+        choices=("table", "wide", "json", "yaml"),
+        metavar="FORM",
+        help="table, wide, json or yaml (default: table). wide shortens nothing for a narrow terminal; yaml has "
+        "the document of json",
+    )
+
+
+class _Output(argparse.Action):
+    """Sets ``output``, and ``json`` with it."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        _option_string: str | None = None,
+    ) -> None:
+        namespace.output, namespace.json = values, values in ("json", "yaml")
+
+
+def watch_option(parser: argparse._ActionsContainer, what: str = "print again", every_s: float = 5.0) -> None:
+    """``--watch [TIME]``: ``options.watch`` is the time between two looks in seconds, ``None`` without it. ``what``
+    says what is printed then."""
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=lambda text: every_s if text == _ITS_OWN else period(text),
+        const=every_s,
+        metavar="TIME",
+        help=f"look again after each TIME, as 5s or 1min, and {what}, until Ctrl-C (default: {every_s:g}s)",
+    )
+
+
+def with_watch_apart(words: Sequence[str]) -> list[str]:
+    """The words with a value of ``--watch`` where no time follows: argparse would take the name that does."""
+    following = (*words[1:], "-") if words else ()
+    return [
+        f"{word}={_ITS_OWN}"
+        if word == "--watch" and not (_PERIOD.fullmatch(then) or then.startswith("-"))
+        else word
+        for word, then in zip(words, following, strict=True)
+    ]
+
+
+def period(text: str) -> float:
+    """A time as ``5s``, ``1.5min`` or ``2h`` in seconds; a number alone is seconds."""
+    found = _PERIOD.fullmatch(text)
+    seconds = float(found["number"]) * _UNITS_S[found["unit"]] if found else 0.0
+    if not 0 < seconds <= _SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 5s, 1min or 2h, a week at most")
+    return seconds
+
+
+def agent_option(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--agent",
+        dest="listen",
+        type=address,
+        metavar="[HOST]:PORT",
+        help="ask the daemon that serves there (default: the agent that serves the machine below --root)",
+    )
+
+
+def cluster_options(parser: argparse._ActionsContainer) -> None:
+    """How a verb reaches the cluster."""
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="how to reach the cluster (default: as kubectl does)",
+    )
+    parser.add_argument(
+        "--context",
+        metavar="NAME",
+        help="the context of the kubeconfig (default: its current one)",
+    )
 
 
 def address(text: str) -> str:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from nodeagent.agent_config import Config, load
 from nodeagent.base.regular_file import read_regular
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds.rail_numbers import Numbering

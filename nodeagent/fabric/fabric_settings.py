@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from nodeagent.config import formats
-from nodeagent.config.faults import did_you_mean, quote
+from nodeagent.config.file_errors import did_you_mean, quote
 from nodeagent.config.setting import (
     ENTRIES_MAX,
     RATE_MAX,
@@ -297,17 +297,6 @@ class FabricRules(Settings, frozen=True, kw_only=True):
             for tier in range(LEAF - offset, len(TIER_NAMES))
             for key in self.labels_of_tier(tier, offset)
         ).union(self.domain_keys)
-
-    @property
-    def label_prefixes(self) -> tuple[str, ...]:
-        """The beginnings of the keys, as the admission policy of the controller names them. The chart makes the same
-        from the settings. A key that begins with a field has an empty beginning, which every label has."""
-        templates = [
-            *self.labels.keys,
-            *(key for preset in self.labels.presets for key in preset_keys(preset)),
-        ]
-        starts = (key.partition("{")[0] for key in templates)
-        return tuple(dict.fromkeys((OWN_LABELS, *(it for it in starts if not it.startswith(OWN_LABELS)))))
 
     @property
     def domain_keys(self) -> tuple[str, ...]:

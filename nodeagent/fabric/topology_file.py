@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from nodeagent.config import formats
-from nodeagent.config.faults import Conflict, Path, did_you_mean, quote
+from nodeagent.config.file_errors import Conflict, Path, did_you_mean, quote
 from nodeagent.config.setting import Settings, listed, setting
 from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.known_neighbors import NO_NEIGHBORS, KnownNeighbors

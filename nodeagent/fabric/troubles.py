@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from typing import NamedTuple, TypeVar
 
 from nodeagent.base.plain_text import few
-from nodeagent.fabric.away_nodes import UNREACHABLE
+from nodeagent.fabric.away_nodes import UNREACHABLE, Away, AwayNode
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
 from nodeagent.fabric.maintenance import Maintained, under_maintenance
 from nodeagent.fabric.node_lists import hostlist
@@ -238,19 +238,20 @@ def _bursts(faults: Iterable[T], within_s: float, since: Callable[[T], float]) -
 
 def _of_away_nodes(plan: Plan, held: HeldOn) -> Iterator[FabricTrouble]:
     """A trouble for each node that is away, or for several of one leaf group that went at once."""
+    away = plan.away
     groups: dict[str, list[str]] = {}
-    for node in sorted(plan.away, key=lambda node: (plan.away[node].since or 0.0, node)):
+    for node in sorted(away, key=lambda node: (away[node].since or 0.0, node)):
         groups.setdefault(plan.nodes.place.get(node, ""), []).append(node)
     for group, nodes in groups.items():
-        for same in _bursts(nodes, AWAY_TOGETHER_S, lambda node: plan.away[node].since or 0.0):
+        for same in _bursts(nodes, AWAY_TOGETHER_S, lambda node: away[node].since or 0.0):
             if group and len(same) >= TOGETHER_MIN:
-                yield _away_at_once(plan, group, same, held)
+                yield _away_at_once(away, group, same, held)
             else:
-                yield from (_away(plan, node, held) for node in same)
+                yield from (_away(plan, node, away[node], held) for node in same)
 
 
-def _away(plan: Plan, node: str, held: HeldOn) -> FabricTrouble:
-    away, faults = plan.away[node], plan.levels.faults.get(node, ())
+def _away(plan: Plan, node: str, away: AwayNode, held: HeldOn) -> FabricTrouble:
+    faults = plan.levels.faults.get(node, ())
     links = "; ".join(few([f"{shown(fault.link)} {fault.state}" for fault in faults]))
     last = f"its links are as last reported{f' ({links})' if links else ''}"
     if away.why == UNREACHABLE:
@@ -265,14 +266,14 @@ def _away(plan: Plan, node: str, held: HeldOn) -> FabricTrouble:
     )
 
 
-def _away_at_once(plan: Plan, group: str, nodes: Sequence[str], held: HeldOn) -> FabricTrouble:
-    first = plan.away[nodes[0]]
+def _away_at_once(away: Away, group: str, nodes: Sequence[str], held: HeldOn) -> FabricTrouble:
+    first = away[nodes[0]]
     return FabricTrouble(
         f"{len(nodes)} nodes went away at once",
         group,
         first.since,
         (),
-        tuple(sorted({plan.away[node].why for node in nodes})),
+        tuple(sorted({away[node].why for node in nodes})),
         (hostlist(sorted(nodes)), first.detail, "their links are as last reported"),
         tuple(sorted({pod for node in nodes for pod in held(node)})),
         "check what they share: the power of the rack, its management switch",

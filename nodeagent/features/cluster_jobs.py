@@ -19,12 +19,11 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.fabric import jobs as fabric_jobs
 from nodeagent.fabric.jobs import FabricOfJobs, HeldLinks, JobFabric, JobPod, ListedPod, by_job
 from nodeagent.fabric.planner import Plan
-from nodeagent.features.seam import ControllerCore
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import PODS
 from nodeagent.metrics.computed_family import ComputedFamily, computed
 from nodeagent.topology.mirrors import NAME_MAX
-from nodeagent.topology.parts import ControllerPart
+from nodeagent.topology.parts import ControllerCore, ControllerPart
 from nodeagent.web.live_document import JSON_TYPE
 from nodeagent.web.server import Page
 

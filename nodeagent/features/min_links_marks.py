@@ -29,12 +29,11 @@ from nodeagent.cluster.node_marks import (
     NodeWrites,
     StoredNode,
 )
-from nodeagent.features.seam import ControllerCore
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.metrics.computed_family import ComputedFamily, computed, single
 from nodeagent.metrics.text_format import Series
-from nodeagent.topology.parts import ControllerPart
+from nodeagent.topology.parts import ControllerCore, ControllerPart
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""The seam between the daemons and their features: a core, as a feature receives it, and what a feature gives back.
+"""The seam between the agent and its features: the core, as a feature receives it, and what a feature gives back.
 
-A feature of the controller gives back a ``nodeagent/topology/parts.py:ControllerPart``. Nothing is imported here when a
-daemon runs: each of the two would load the rooms of the other.
+The controller's is ``nodeagent/topology/parts.py``. Nothing is imported here when the agent runs: a feature that is off
+loads no room.
 """
 
 from __future__ import annotations
@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
     from nodeagent.cluster.agent_tasks import AgentOffer, Task, Writing
     from nodeagent.cluster.deliveries import Deliveries
-    from nodeagent.fabric import Planner
     from nodeagent.facts.inventory import Inventory
     from nodeagent.host.sysfs import Tree
-    from nodeagent.kube.client import ApiClient
     from nodeagent.measurements.sample import Sample
-    from nodeagent.topology.mirrors import ClusterMirror
-    from nodeagent.topology.plans import Plans
-    from nodeagent.topology.write_log import WriteLog
     from nodeagent.web.server import FolderHandler, PageHandler
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -54,15 +49,3 @@ class AgentPart(NamedTuple):
     pages: Mapping[str, PageHandler] = _NOTHING
     """By path; for the verbs of this node alone."""
     folders: Mapping[str, FolderHandler] = _NOTHING
-
-
-class ControllerCore(NamedTuple):
-    """``writer`` writes only while this replica leads. ``plans`` has a plan only then."""
-
-    namespace: str
-    reader: ApiClient
-    writer: ApiClient
-    write_log: WriteLog
-    planner: Planner
-    mirror: ClusterMirror
-    plans: Plans

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from nodeagent.config.faults import Conflict
+from nodeagent.config.file_errors import Conflict
 from nodeagent.config.setting import AbsolutePath, Seconds, Settings, listed, setting, wire
 from nodeagent.health.rules.gpu_rules import UNHEALTHY, FaultKey
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from nodeagent.config.faults import Conflict, Path
+from nodeagent.config.file_errors import Conflict, Path
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, listed, setting
 from nodeagent.health.carrier_losses import LINK_SETTLE_S
 from nodeagent.health.hold import ceiling

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from nodeagent.config.faults import Conflict
+from nodeagent.config.file_errors import Conflict
 from nodeagent.config.formats import index_range
 from nodeagent.kinds.resource_settings import GpuMemResource, ResourceSettings
 

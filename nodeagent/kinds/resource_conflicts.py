@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from nodeagent.config.faults import Conflict, Path
+from nodeagent.config.file_errors import Conflict, Path
 from nodeagent.config.formats import index_range
 from nodeagent.kinds.resource_settings import (
     NAME_GPUS,

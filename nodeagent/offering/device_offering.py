@@ -14,7 +14,7 @@ from contextlib import suppress
 from math import inf
 
 from nodeagent.agent_config import Config, config_digest
-from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.config.file_errors import ConfigError, FileError
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
@@ -323,4 +323,4 @@ class Lacks:
 
 def _refuse(name: str, messages: list[str]) -> None:
     if messages:
-        raise ConfigError(name, [ConfigFault("resources", None, None, message) for message in messages])
+        raise ConfigError(name, [FileError("resources", None, None, message) for message in messages])

@@ -56,7 +56,7 @@ class InForce(Protocol):
     def parts(self) -> FabricParts: ...
 
     @property
-    def fault(self) -> str: ...
+    def error(self) -> str: ...
 
     def remarks(self) -> Iterable[str]: ...
 
@@ -209,7 +209,7 @@ class ControllerPages:
             supervise.restarts,
             leading=self._lease.leading,
             feature_writes=chain.from_iterable(one.writes() for one in features),
-            configuration_fault=self._fabric.fault,
+            configuration_fault=self._fabric.error,
             maintenance=ends(parts.planner.inputs.maintenance.of_node, time.time()),
             away=self._away(),
         )

@@ -1,4 +1,4 @@
-"""The parts of the controller that depend on its configuration: a change replaces all of them."""
+"""The controller's core, as a feature receives it, and its parts that depend on the configuration."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nodeagent.fabric import Planner
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.metrics.text_format import Series
 from nodeagent.topology.hypernodes import OverlapMarker
 from nodeagent.topology.mirrors import ClusterMirror
+from nodeagent.topology.plans import Plans
+from nodeagent.topology.write_log import WriteLog
 from nodeagent.web.ui_pages import PageQuestion
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class ControllerCore(NamedTuple):
+    """``writer`` writes only while this replica leads. ``plans`` has a plan only then."""
+
+    namespace: str
+    reader: ApiClient
+    writer: ApiClient
+    write_log: WriteLog
+    planner: Planner
+    mirror: ClusterMirror
+    plans: Plans
 
 
 class ControllerPart(NamedTuple):

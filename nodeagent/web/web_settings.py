@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from nodeagent.config import formats
-from nodeagent.config.faults import Conflict
+from nodeagent.config.file_errors import Conflict
 from nodeagent.config.setting import AbsolutePath, Address, HostName, Settings, listed, setting
 
 WebAddress = Annotated[

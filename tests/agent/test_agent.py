@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.host.sysfs import SysfsError
 from nodeagent.kubelet import removed_devices
 from nodeagent_lab.sim.kubelet import PodSpec

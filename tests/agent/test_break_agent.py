@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import Config
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.discovery import Discovery
 from nodeagent.facts.inventory import Inventory
 from nodeagent.kubelet import holdings, offer_files

@@ -21,7 +21,7 @@ from msgspec import inspect
 from nodeagent.agent import Agent, AgentOptions
 from nodeagent.agent_config import Config, load
 from nodeagent.base import kept_changes
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.config.reference import entry_types, meaning
 from nodeagent.config.setting import Settings
 from nodeagent.config.validate import bare, struct_type

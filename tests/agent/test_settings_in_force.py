@@ -304,8 +304,8 @@ async def goes_and_returns(path: str, n: Node, server: ApiServer) -> None:
 async def take(n: Node, text: Text) -> None:
     """Let the agent read this file, and offer what it says: then nothing but another change gives the agent work."""
     config = write(n, text)
-    await until(lambda: n.agent.file._in_force == config or n.agent.file.fault)
-    assert not n.agent.file.fault
+    await until(lambda: n.agent.file._in_force == config or n.agent.file.error)
+    assert not n.agent.file.error
     await until(lambda: is_done(n.agent))
 
 

@@ -158,7 +158,7 @@ async def test_bad_content_is_refused_with_its_lines_and_the_running_one_stays(
     async with cluster() as server, leading(server, files.file) as controller:
         before = controller.fabric.parts
         files.swap(fabric="minLink: 3\nforeign: sometimes\n")
-        await until(lambda: controller.fabric.fault)
+        await until(lambda: controller.fabric.error)
         refused = [record.getMessage() for record in caplog.records if "is refused" in record.getMessage()]
         assert len(refused) == 2
         assert "fabric.yaml:4:1: minLink: " in refused[0]
@@ -170,7 +170,7 @@ async def test_bad_content_is_refused_with_its_lines_and_the_running_one_stays(
         assert "minLink" in text
         assert "nodeagent_configuration_in_force 0" in (await page(controller, "/metrics"))[1]
         files.swap(fabric=DEFAULT_KEYS)
-        await until(lambda: not controller.fabric.fault)
+        await until(lambda: not controller.fabric.error)
         assert "configuration" not in (await page(controller, "/readyz"))[1]
         assert controller.fabric.parts is before, "nothing was replaced"
 
@@ -211,7 +211,7 @@ async def test_a_file_that_cannot_be_read_changes_nothing_and_its_successor_is_i
     file.write_text(HEAD + TIMES)
     async with cluster() as server, leading(server, file) as controller:
         attack(file)
-        await until(lambda: reason in controller.fabric.fault, "the fault")
+        await until(lambda: reason in controller.fabric.error, "the fault")
         assert (await page(controller, "/healthz"))[0] == 200
         assert controller.lease.leading
         if file.is_dir():
@@ -221,7 +221,7 @@ async def test_a_file_that_cannot_be_read_changes_nothing_and_its_successor_is_i
         part.write_text(HEAD + TIMES + OTHER_KEYS)
         part.replace(file)
         await until(lambda: all(OTHER in labels(server, node) for node in FIRST + SECOND), "the other label")
-        assert not controller.fabric.fault
+        assert not controller.fabric.error
 
 
 async def test_a_fault_that_stays_is_logged_once(

@@ -183,7 +183,7 @@ def test_the_configuration_hangs_under_a_running_agent(place: Place) -> None:
     place.dead(place.config)
     agent.process.send_signal(signal.SIGHUP)
     agent.until(
-        "The changed configuration is refused, the running one stays. fault='configuration: no answer"
+        "The changed configuration is refused, the running one stays. error='configuration: no answer"
     )
     agent.ends()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.dra import DRIVER
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.dra.test_agent import kubeconfig

@@ -12,17 +12,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from hack.docs.manual_page import manual_page
 from nodeagent import cli
 from nodeagent.cli import _parser, main
+from nodeagent.commands import VERB_GROUPS, VERBS
 from nodeagent.commands.completion import PAGE, parsers
 from nodeagent.commands.controller import _lease
-from nodeagent.console.options import Add, common_options, config_option, seconds
+from nodeagent.console.options import Add, common_options, config_option, seconds, with_watch_apart
 from nodeagent.console.terminal import beginnings
 from nodeagent_lab.sim.machine import Machine
 from tests.support import golden
@@ -169,15 +174,12 @@ NUMBERS = {
     ("controller", "--lease"): [],
     ("demo", "--nodes"): ["--write", "/nowhere"],
     ("demo", "--unit-nodes"): ["--write", "/nowhere"],
-    ("cabling", "--watch"): [],
     ("capture", "--samples"): ["/nowhere"],
     ("claim", "--nics"): ["--gpu-mem", "8"],
     ("claim", "--near-rail"): ["--gpu-mem", "8", "--nics", "2"],
     ("doctor", "--wait"): [],
     ("doctor", "--timeout"): [],
-    ("job", "--watch"): ["llama"],
     ("rails check", "--seconds"): ["gpu-1", "gpu-2"],
-    ("trouble", "--watch"): [],
 }
 """Each option that takes a number, with the words that its verb needs besides."""
 
@@ -205,6 +207,161 @@ def test_a_number_that_an_option_cannot_have_is_refused_with_its_name(
     (*_, last) = capsys.readouterr().err.splitlines()
     assert option in last
     assert last.startswith("nodeagent")
+
+
+WATCHING = {
+    "cabling": (),
+    "gpus": (),
+    "health": (),
+    "job": ("llama",),
+    "neighbors": (),
+    "scan": (),
+    "trouble": (),
+}
+"""Each verb that watches, with the words that it needs."""
+
+
+def test_the_table_has_every_verb_that_watches() -> None:
+    assert WATCHING.keys() == {
+        parser.prog.partition(" ")[2]
+        for parser in parsers(_parser())
+        for action in parser._actions
+        if "--watch" in action.option_strings
+    }
+
+
+@pytest.mark.parametrize("verb", WATCHING)
+def test_every_verb_takes_the_same_times_to_watch(verb: str) -> None:
+    def watched(*words: str) -> float | None:
+        found: float | None = _parser(verb).parse_args(with_watch_apart([verb, *words])).watch
+        return found
+
+    needed = WATCHING[verb]
+    assert watched(*needed) is None
+    own = 5.0 if verb in ("cabling", "job", "trouble") else 1.0
+    assert watched(*needed, "--watch") == watched("--watch", *needed) == own, "a name is no time"
+    assert watched("--watch", "--log-level", "error", *needed) == own
+    for text, time_s in {
+        "5s": 5.0,
+        "5": 5.0,
+        "1.5min": 90.0,
+        "1 min": 60.0,
+        "2h": 7200.0,
+        "0.5s": 0.5,
+    }.items():
+        assert watched(*needed, "--watch", text) == watched(*needed, f"--watch={text}") == time_s
+
+
+@pytest.mark.parametrize("time", ["-1", "nan", "inf", "1e400", "0", "0s", "soon", "", "8000000000", "5 days"])
+@pytest.mark.parametrize("verb", WATCHING)
+def test_a_time_that_is_none_is_refused_with_what_to_write(
+    verb: str, time: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([verb, *WATCHING[verb], f"--watch={time}"])
+    assert "--watch: " in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_verbs_of_the_help_are_grouped_by_who_needs_them_and_each_is_there_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main(["help"])
+    assert capsys.readouterr().out == text
+    heads = [line[:-1] for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert heads == [*VERB_GROUPS, "other verbs", "options", "examples", "exit codes"]
+    verbs, _, _ = text.partition("\noptions:\n")
+    listed = [word for word in re.findall(r"^  (\w+)(?: |$)", verbs, re.M) if word in VERBS]
+    assert listed == list(VERBS), "each once, in the order of the table"
+    for title, of_group in VERB_GROUPS.items():
+        part = verbs.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        assert tuple(re.findall(r"^  (\w+)(?: |$)", part, re.M)) == of_group
+
+
+def test_help_of_a_verb_has_its_own_options_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "trouble"])
+    text = capsys.readouterr().out
+    assert (
+        text.index("--watch")
+        < text.index("options of every verb:")
+        < text.index("--root", text.index("options of"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("status", "trouble"),
+        ("events", "history"),
+        ("why", "explain"),
+        ("map", "topology"),
+        ("helth", "health"),
+    ],
+)
+def test_a_word_that_is_no_verb_has_the_one_that_is_meant(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([typed])
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+SAMPLE = ["--from", "docs/samples/nodelinks.yaml"]
+
+
+@pytest.mark.parametrize("verb", [["trouble", *SAMPLE], ["explain", "gpu-001", *SAMPLE]])
+def test_a_document_is_the_same_in_json_and_yaml(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*form: str) -> str:
+        code = main([*verb, *form])
+        assert code in (0, 1)
+        return re.sub(r"(?m)^(.*\btime\b.*)$", "", capsys.readouterr().out)
+
+    def without_time(document: dict[str, Any]) -> dict[str, Any]:
+        return {key: one for key, one in document.items() if key != "time"}
+
+    assert main([*verb, "-o", "yaml"]) == main([*verb, "--json"])
+    both = capsys.readouterr().out
+    read = yaml.safe_load(both.partition("\n{")[0])
+    assert without_time(read) == without_time(json.loads("{" + both.partition("\n{")[2]))
+    assert printed("-o", "json") == printed("--json")
+    assert printed("-o", "table") == printed()
+
+
+def test_yaml_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "--watch", "-o", "yaml"]) == 2
+    assert "leave --watch out" in capsys.readouterr().err
+
+
+def test_wide_shortens_nothing_whatever_the_width(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
+    words = [sys.executable, "-m", "nodeagent", "health", "--root", str(tmp_path)]
+
+    def in_terminal(*more: str) -> str:
+        main_end, other_end = os.openpty()
+        try:
+            termios.tcsetwinsize(other_end, (24, 60))
+            with subprocess.Popen([*words, *more], stdout=other_end, stderr=subprocess.DEVNULL) as program:
+                os.close(other_end)
+                text = b"".join(iter(partial(_read, main_end), b""))
+                program.wait()
+            return text.decode()
+        finally:
+            os.close(main_end)
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    whole = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+    assert not whole.search(in_terminal())
+    assert whole.search(in_terminal("-o", "wide"))
+
+
+def _read(file: int) -> bytes:
+    try:
+        return os.read(file, 65536)
+    except OSError:  # the program has ended
+        return b""
 
 
 def test_a_pipe_is_decoded_while_it_is_open(tmp_path: Path) -> None:

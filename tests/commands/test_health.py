@@ -15,6 +15,7 @@ import pytest
 from nodeagent.cli import main
 from nodeagent.console.agent_query import fetch_page
 from nodeagent.console.options import load_config
+from nodeagent.facts.device_pods import pods_by_device
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.certificates import Authority
 from tests.support.running_agent import node
@@ -32,7 +33,7 @@ async def test_the_command_reads_an_agent_behind_tls_and_a_token(
         made = n.configure(f"web: {{certificateFile: {certificate}, keyFile: {key}, tokenFile: {token}}}\n")
         await n.kubelet.start()
         await n.start_agent(made)
-        verb = ["health", "--json", "--listen", f"127.0.0.1:{n.port}"]
+        verb = ["health", "--json", "--agent", f"127.0.0.1:{n.port}"]
         assert await asyncio.to_thread(main, [*verb, "--config", str(n.config_file)]) == 0
         output = capsys.readouterr()
         assert "no agent" not in output.err
@@ -63,7 +64,7 @@ async def test_the_command_presents_the_certificate_of_the_agent_on_request(
         )
         await n.kubelet.start()
         await n.start_agent(made)
-        verb = ["health", "--json", "--listen", f"127.0.0.1:{n.port}", "--config", str(n.config_file)]
+        verb = ["health", "--json", "--agent", f"127.0.0.1:{n.port}", "--config", str(n.config_file)]
         assert await asyncio.to_thread(main, verb) == 0, capsys.readouterr().err
         for name, put in (("pipe", os.mkfifo), ("empty", Path.touch)):
             put(tmp_path / name)
@@ -88,7 +89,7 @@ def test_a_server_that_is_no_agent_is_reported(capsys: pytest.CaptureFixture[str
 
             thread = threading.Thread(target=serve)
             thread.start()
-            assert main(["health", "--listen", f"127.0.0.1:{server.getsockname()[1]}"]) == 2
+            assert main(["health", "--agent", f"127.0.0.1:{server.getsockname()[1]}"]) == 2
             thread.join()
             assert "127.0.0.1" in capsys.readouterr().err
 
@@ -137,12 +138,14 @@ async def test_a_fault_has_its_pods_and_what_to_do_in_the_words_of_the_node_page
         await n.kubelet.until(lambda: len(n.kubelet.allocatable()) == 3, 15)
         nic = next(name for name in n.kubelet.capacity() if "/nic" in name)
         assert (await n.kubelet.admit(PodSpec.single("trainer", {nic: 1}))).admitted
+        await n.until(lambda: n.agent.inventory.snapshot.holdings)
         pf = n.machine.pfs[1 + int(nic[-1])]
         n.machine.set_link(pf.address, up=False)
 
         await n.until(
             lambda: any(one.device == pf.address and one.reasons for one in n.agent.health.explain())
         )
+        await n.until(lambda: pf.address in pods_by_device(n.agent.inventory.snapshot))
         place = ["--root", str(n.root)]
         assert await asyncio.to_thread(main, ["health", "--json", *place]) == 0
         views = json.loads(capsys.readouterr().out)

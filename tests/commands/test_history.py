@@ -169,7 +169,7 @@ def test_without_an_agent_the_verb_says_what_to_give(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["history", "--root", str(tmp_path)]) == 2
-    assert "--listen" in capsys.readouterr().err
+    assert "--agent" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
         assert re.search(r"forged .* 5 min of 18 h 12 min +[\d.]+ s +live beside$", out, re.MULTILINE)
         assert "swp1: the neighbor was leaf-9 p9 until " in out
         out, err = await verb(
-            *root, "--listen", "--wait", "0.2", "--json", "--config", str(running.config_file)
+            *root, "--receive", "--wait", "0.2", "--json", "--config", str(running.config_file)
         )
         assert json.loads(out)["agent"] is None
         assert "asks no agent" in err
@@ -298,7 +298,7 @@ async def test_a_scan_of_a_capture_does_not_wait_for_lldp(tmp_path):
 
 def test_the_answer_for_a_copy_of_a_machine_names_where_frames_arrive(tmp_path, capsys):
     Machine.load("two-gpu-two-nic").write(tmp_path / "root")
-    for option in ((), ("--json",), ("--watch",), ("--watch", "--json"), ("--listen",)):
+    for option in ((), ("--json",), ("--watch",), ("--watch", "--json"), ("--receive",)):
         assert main(["neighbors", "--root", str(tmp_path / "root"), *option]) == 2
         output, said = capsys.readouterr()
         assert not output, "an empty list would say that no link has a neighbor"

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from nodeagent.agent_config import Config, load
-from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.config.file_errors import ConfigError, FileError
 from nodeagent.config.formats import host_port, prefix_complaint
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource, VfResource
 from tests.support import golden
@@ -61,7 +61,7 @@ def test_all_faults_are_reported_in_the_order_of_the_file() -> None:
     with pytest.raises(ConfigError) as caught:
         load(text, name="a.yaml")
     assert caught.value.name == "a.yaml"
-    assert [(fault.line, fault.path) for fault in caught.value.faults] == [
+    assert [(fault.line, fault.path) for fault in caught.value.errors] == [
         (3, "scanSeconds"),
         (4, "resurces"),
         (5, "log.level"),
@@ -85,7 +85,7 @@ def test_messages_are_printable_ascii_and_short() -> None:
     text = HEAD + f'"\\e[31m{"k" * 500}": 1\nlog: {{level: "\\e[2J\\u202e{"v" * 500}"}}\n'
     with pytest.raises(ConfigError) as caught:
         load(text, name="file")
-    for fault in caught.value.faults:
+    for fault in caught.value.errors:
         assert str(fault).isascii()
         assert str(fault).isprintable()
         assert len(str(fault)) < 400
@@ -94,8 +94,8 @@ def test_messages_are_printable_ascii_and_short() -> None:
 def test_at_most_a_hundred_faults_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         load(HEAD + "".join(f"key{i}: 1\n" for i in range(500)), name="file")
-    assert len(caught.value.faults) == 101
-    assert caught.value.faults[-1].message == "more than 100 faults; the rest is not listed"
+    assert len(caught.value.errors) == 101
+    assert caught.value.errors[-1].message == "more than 100 errors; the rest is not listed"
 
 
 def test_a_conflict_with_a_faulty_value_is_reported_after_its_correction() -> None:
@@ -138,10 +138,10 @@ def test_claims_may_share_a_gpu_through_mps() -> None:
     only("resources: [{kind: gpu-mem, enforcement: mps, mode: dra}]\n")
 
 
-def faults(text: str) -> tuple[ConfigFault, ...]:
+def faults(text: str) -> tuple[FileError, ...]:
     with pytest.raises(ConfigError) as caught:
         load(text, name="file")
-    return caught.value.faults
+    return caught.value.errors
 
 
 def only(body: str) -> Config:

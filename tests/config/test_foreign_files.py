@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.agent_config import load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 PAGE = "docs/migration.md#"

@@ -3,7 +3,7 @@
 import pytest
 
 from nodeagent.agent_config import load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.health.gpu_settings import GpuHealthSettings
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, measured_rules

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nodeagent.agent_config import Config, load
 from nodeagent.commands.config import default_file, json_schema
 from nodeagent.config import yaml_tree
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from tests.support.examples import examples
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
@@ -83,10 +83,10 @@ def give(text: str) -> Config | ConfigError:
     except ConfigError as error:
         refused = error
     breaks = sum(text.count(one) for one in "\n\r\x85\u2028\u2029")
-    places = [(fault.line or 0, fault.column or 0) for fault in refused.faults]
+    places = [(fault.line or 0, fault.column or 0) for fault in refused.errors]
     assert places == sorted(places) != []
     assert all(1 <= line <= breaks + 2 and column >= 1 for line, column in places)
-    assert all(fault.message for fault in refused.faults)
+    assert all(fault.message for fault in refused.errors)
     return refused
 
 
@@ -187,14 +187,14 @@ LARGE = f"more than {yaml_tree.NODES_MAX} values"
 def test_an_expanding_file_is_one_fault(text: str, said: str) -> None:
     error = give(text)
     assert isinstance(error, ConfigError)
-    (fault,) = error.faults
+    (fault,) = error.errors
     assert said in fault.message
 
 
 def test_the_number_of_faults_in_malformed_keys_is_bounded() -> None:
     error = give(HEAD + "log: {}\n" * 10_000)
     assert isinstance(error, ConfigError)
-    assert len(error.faults) == 101
+    assert len(error.errors) == 101
 
 
 def test_very_long_texts_are_refused_before_a_pattern_is_applied() -> None:
@@ -203,4 +203,4 @@ def test_very_long_texts_are_refused_before_a_pattern_is_applied() -> None:
         HEAD + f"resources:\n- kind: vf\n  select: {{pciAddresses: ['{stars}z'], exclude: ['{stars}']}}\n"
     )
     assert isinstance(error, ConfigError)
-    assert ["characters long" in fault.message for fault in error.faults] == [True, True]
+    assert ["characters long" in fault.message for fault in error.errors] == [True, True]

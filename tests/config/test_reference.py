@@ -13,7 +13,7 @@ import yaml
 from hack.docs.settings import settings_table
 from nodeagent.agent_config import Config, load
 from nodeagent.commands.config import default_file, json_schema
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.config.setting import Settings
 from nodeagent.kinds import resource_settings
 from nodeagent.kinds.resource_settings import GpuResource

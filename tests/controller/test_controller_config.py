@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hack.docs.settings import settings_table
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric.topology_file import FabricTopology, StaticGroup, load_topology
 from tests.support import golden

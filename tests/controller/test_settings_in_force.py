@@ -130,7 +130,7 @@ async def test_each_setting_is_in_force_in_the_running_controller_or_named_as_wa
         write(STARTED)
         await until(lambda: controller.made == begun)
         assert not named(caplog), "the file is that of the start again"
-        assert not controller.fabric.fault
+        assert not controller.fabric.error
     finally:
         running.cancel()
         await asyncio.wait((running,))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config, load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.dra import devices
 from nodeagent.dra.devices import gpu_name
 from nodeagent.dra.gpu_device import GpuDevice
@@ -113,7 +113,7 @@ def test_a_kind_with_mode_dra_is_never_offered_by_a_device_plugin() -> None:
 def test_a_configuration_that_offers_hardware_twice_is_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         configured(text)
-    assert words in " ".join(fault.message for fault in refused.value.faults)
+    assert words in " ".join(fault.message for fault in refused.value.errors)
 
 
 def test_one_pf_in_two_entries_is_found_on_the_machine() -> None:

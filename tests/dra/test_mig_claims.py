@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.agent_config import load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.dra import mig_counters
 from nodeagent.dra.claim_mig import IN_USE_S, SEEN_S, ClaimMig
 from nodeagent.dra.claims import GONE_S, PreparedClaims

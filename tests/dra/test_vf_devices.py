@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.agent_config import load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.dra.claim_preparation import prepare_claim
 from nodeagent.dra.devices import Occupied
 from nodeagent.dra.offered import without_plugin_holders

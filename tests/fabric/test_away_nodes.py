@@ -12,6 +12,7 @@ from nodeagent.fabric import Planner
 from nodeagent.fabric.away_nodes import AwayNode, WatchedNode, away_node, away_of_document, away_series
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
+from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.troubles import AWAY_TOGETHER_S, FabricTrouble, troubles
 from tests.fabric.test_fabric_view import UNIX, published, view_of
 from tests.fabric.test_troubles import down
@@ -192,3 +193,20 @@ def test_whoever_hears_of_the_same_twice_hears_nothing_new() -> None:
     report: NodeLinks = fabrics.links("n", ())
     planner.report("n", report)
     assert planner.prepare(0.0)().away == {}
+
+
+def test_a_hall_without_power_is_listed_in_the_time_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes that are away are looked for a few times, however many they are."""
+    planner, cables = published(8, 16)
+    without_power(planner, *cables)
+    plan, asked = planner.prepare(1.0)(), 0
+    found = Plan.away
+
+    def counted(self: Plan) -> object:
+        nonlocal asked
+        asked += 1
+        return found.__get__(self)
+
+    monkeypatch.setattr(Plan, "away", property(counted))
+    assert [len(one.nodes) for one in troubles(plan)] == [16] * 8
+    assert asked < 5

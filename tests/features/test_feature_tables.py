@@ -29,7 +29,7 @@ OF_AGENT = {
 }  # fmt: skip
 OF_CONTROLLER = {
     "cluster_jobs", "min_links_marks", "other_programs", "other_programs.keeping", "other_programs.kept_settings",
-    "rail_probing", "rail_probing.rail_keeping", "rail_probing.rail_keeping_settings", "seam", "startup_taint",
+    "rail_probing", "rail_probing.rail_keeping", "rail_probing.rail_keeping_settings", "startup_taint",
     "switches", "switches.switch_asking", "switches.switch_settings",
 }  # fmt: skip
 """Of features that are off: their settings and what their rows name."""

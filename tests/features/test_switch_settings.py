@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.controller_config import FabricConfig, load_fabric
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"

@@ -126,7 +126,7 @@ async def test_the_page_and_the_command_explain_health(
         assert rule["clears"] == "when it ends, for 1 h"
         assert 3500 < rule["inS"] <= 3600
         assert any(view["kind"] == "gpu" for view in json.loads(body))
-        verb = ["health", "--listen", f"127.0.0.1:{n.port}"]
+        verb = ["health", "--agent", f"127.0.0.1:{n.port}"]
         assert await asyncio.to_thread(main, verb) == 0
         output = capsys.readouterr()
         assert "no agent runs" not in output.err

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.agent_config import load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.facts.model import HEALTHY, Rdma, State
 from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings, effective
 from nodeagent.health.history import History

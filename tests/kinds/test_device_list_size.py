@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.agent_config import Config, check
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.kinds.device_list_size import (
     ASSUMED_MIB,
     LIMIT,
@@ -137,7 +137,7 @@ def test_check_reports_the_line() -> None:
     text = head + "resources:\n- kind: gpu-mem\n  sliceMiB: 1\n"
     with pytest.raises(ConfigError) as caught:
         check(text, name="file", gpu_memories_mib=[H100] * 2)
-    (fault,) = caught.value.faults
+    (fault,) = caught.value.errors
     assert (fault.path, fault.line) == ("resources[0].sliceMiB", 5)
     assert "162094 devices on 2 GPUs (this machine)" in fault.message
     assert check(text, name="file", gpu_memories_mib=[1000]).resources[0] == GpuMemResource(slice_mib=1)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.dra import DRIVER
 from nodeagent.host.recorded_gpus import PATH
 from nodeagent_lab.sim.kubelet import PodSpec

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from nodeagent.agent_config import load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.controller_config import load_fabric
 from nodeagent.facts.remedies import section_of
 from nodeagent.web.web_settings import MapSettings

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import Add, config_option, json_option, load_config
+from nodeagent.console.options import Add, config_option, json_option, load_config, watch_option
 
 
 def add(add: Add) -> None:
@@ -24,7 +24,7 @@ def add(add: Add) -> None:
     config_option(parser)
     json_option(parser)
     parser.add_argument("--processes", action="store_true", help="list the processes of each pod too")
-    parser.add_argument("--watch", action="store_true", help="print again every second, until interrupted")
+    watch_option(parser, every_s=1.0)
 
 
 def _gpus(options: argparse.Namespace) -> int:

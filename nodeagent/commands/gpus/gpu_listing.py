@@ -60,7 +60,7 @@ _LINES = msgspec.json.Decoder(GpuStatuses)
 
 
 async def show_gpus(config: Config, options: argparse.Namespace) -> int:
-    """Print the GPUs, with ``--watch`` every second. Return the exit code."""
+    """Print the GPUs, with ``--watch`` again and again. Return the exit code."""
     fetch = partial(ask_for, _LINES, "/gpus", config, options.root)
     answer, source = await in_thread(fetch)
     note(origin(answer, source, _ALONE))
@@ -68,20 +68,23 @@ async def show_gpus(config: Config, options: argparse.Namespace) -> int:
     if answer is None and options.processes:
         health = msgspec.structs.replace(config.gpu.health, processes=True)
         config = msgspec.structs.replace(config, gpu=msgspec.structs.replace(config.gpu, health=health))
-    views = _own(config, options.root) if answer is None else follow_agent(answer, fetch)
+    if answer is None:
+        views = _own(config, options.root, options.watch or ASK_AGAIN_S)
+    else:
+        views = follow_agent(answer, fetch, every_s=options.watch)
     code = GOOD
-    with watching(in_place=options.watch and not options.json) as show:
+    with watching(in_place=options.watch is not None and not options.json) as show:
         async for lines in views:
             text = partial(gpu_table, lines, screen(), processes=options.processes)
             show(json_document(lines, options.root, place) if options.json else text())
             code = USAGE if answer is None and lines.silent is not None else GOOD
-            if not options.watch:
+            if options.watch is None:
                 break
     return code
 
 
-async def _own(config: Config, root: Path) -> AsyncIterator[GpuStatuses]:
-    """Read the machine, and yield its GPUs once a second."""
+async def _own(config: Config, root: Path, every_s: float) -> AsyncIterator[GpuStatuses]:
+    """Read the machine, and yield its GPUs each ``every_s``."""
     sources = RunningSources(config, root)
     accounting = GpuAccounting(config.gpu, lambda: sources.inventory.snapshot, lambda: {})
     sources.gpu_publisher.publish_usage_to(accounting.take_usage)
@@ -100,7 +103,7 @@ async def _own(config: Config, root: Path) -> AsyncIterator[GpuStatuses]:
                 settings=config.gpu,
                 now=boottime(),
             )
-            await asyncio.sleep(ASK_AGAIN_S)
+            await asyncio.sleep(every_s)
 
 
 def gpu_table(

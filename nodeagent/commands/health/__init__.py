@@ -7,7 +7,15 @@ import asyncio
 import sys
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import USAGE, Add, address, config_option, json_option, load_config
+from nodeagent.console.options import (
+    USAGE,
+    Add,
+    agent_option,
+    config_option,
+    json_option,
+    load_config,
+    watch_option,
+)
 
 
 def add(add: Add) -> None:
@@ -29,14 +37,8 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--html", action="store_true", help="print the node page as one HTML file, to attach to a ticket"
     )
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="print again every second; on a terminal arrows and space scroll, / filters, q ends",
-    )
-    parser.add_argument(
-        "--listen", type=address, metavar="[HOST]:PORT", help="where the agent serves (default: `listen:`)"
-    )
+    watch_option(parser, "print again (on a terminal arrows and space scroll, / filters, q ends)", 1.0)
+    agent_option(parser)
     parser.add_argument(
         "--problem",
         choices=("links", "gpus"),

@@ -15,7 +15,7 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import few, one_line
-from nodeagent.config.faults import did_you_mean
+from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.agent_query import (
     ASK_AGAIN_S,
     AgentQueryError,
@@ -80,18 +80,21 @@ _SCAN = msgspec.json.Decoder(_Scan)
 
 
 async def show_health(config: Config, options: argparse.Namespace, device: str | None) -> int:
-    """Print all devices or one, with ``--watch`` every second. Return the exit code."""
+    """Print all devices or one, with ``--watch`` again and again. Return the exit code."""
     fetch = partial(_of_agent, config, options.root, options.listen)
     answer, source = await in_thread(fetch)
     note(origin(answer, source, ALONE))
     place = None if answer is None else source
-    views = _own(config, options.root) if answer is None else follow_agent(answer, fetch)
+    if answer is None:
+        views = _own(config, options.root, options.watch or ASK_AGAIN_S)
+    else:
+        views = follow_agent(answer, fetch, every_s=options.watch)
     code = GOOD
-    with watching(in_place=options.watch and not options.json) as show:
+    with watching(in_place=options.watch is not None and not options.json) as show:
         async for health in views:
             show(_text(health, device, options, place))
             code = USAGE if answer is None and health.silent else GOOD
-            if not options.watch:
+            if options.watch is None:
                 break
     return code
 
@@ -117,8 +120,8 @@ def _of_agent(config: Config, root: Path, listen: str | None) -> tuple[DeviceHea
     return DeviceHealth(views, unanswered(scan.snapshot.stale_sources) if scan is not None else ()), source
 
 
-async def _own(config: Config, root: Path) -> AsyncIterator[DeviceHealth]:
-    """Read the machine, without the state file, and yield its health once a second."""
+async def _own(config: Config, root: Path, every_s: float) -> AsyncIterator[DeviceHealth]:
+    """Read the machine, without the state file, and yield its health each ``every_s``."""
     async with RunningSources(config, root) as sources:
         while True:
             snapshot = sources.inventory.snapshot
@@ -128,7 +131,7 @@ async def _own(config: Config, root: Path) -> AsyncIterator[DeviceHealth]:
                 sources.gpu_publisher.health.explain_json(names, offered, pods_by_device(snapshot))
             )
             yield DeviceHealth(views, unanswered(snapshot.stale_sources))
-            await asyncio.sleep(ASK_AGAIN_S)
+            await asyncio.sleep(every_s)
 
 
 def fetch_health(config: Config, root: Path, listen: str | None) -> tuple[tuple[DeviceView, ...] | None, str]:

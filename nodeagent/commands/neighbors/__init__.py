@@ -13,6 +13,7 @@ from nodeagent.console.options import (
     json_option,
     load_config,
     seconds,
+    watch_option,
 )
 
 
@@ -22,7 +23,7 @@ def add(add: Add) -> None:
         _neighbors,
         "show the switch port at the other end of each link, by LLDP",
         "The agent that serves the machine below --root answers at once, with the neighbors that NodeLinks and the\n"
-        "metrics show. Without one, or with --listen, the command receives the frames itself, which needs\n"
+        "metrics show. Without one, or with --receive, the command receives the frames itself, which needs\n"
         "CAP_NET_RAW, until every link with carrier has a neighbor; a switch sends every 30 s. `links.select` of the\n"
         "configuration then defines which netdevs are links. A line on stderr, and `agent` in JSON, shows which\n"
         "answer it is.",
@@ -35,9 +36,9 @@ def add(add: Add) -> None:
         metavar="SECONDS",
         help="wait for no longer than this for neighbors (default: 35, or 0 if the agent answers)",
     )
-    parser.add_argument("--watch", action="store_true", help="print at every change, until interrupted")
+    watch_option(parser, "print what has changed", 1.0)
     parser.add_argument(
-        "--listen", action="store_true", help="ask no agent: receive the frames with own sockets"
+        "--receive", action="store_true", help="ask no agent: receive the frames with own sockets"
     )
 
 

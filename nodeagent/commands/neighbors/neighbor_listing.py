@@ -83,8 +83,8 @@ async def show_neighbors(config: Config, options: argparse.Namespace) -> None:
     """Print the neighbors, with ``--watch`` at every change. Raises ``CopyError``, and what ``read_once`` raises."""
     root = options.root
     fetch = partial(ask_for, _LISTING, "/neighbors", config, root)
-    found, source = (None, "") if options.listen else await in_thread(fetch)
-    if options.listen:
+    found, source = (None, "") if options.receive else await in_thread(fetch)
+    if options.receive:
         note("the command receives the frames itself and asks no agent")
     elif found is None or not options.json:
         note(origin(found, source, "the command receives the frames itself"))
@@ -95,14 +95,14 @@ async def show_neighbors(config: Config, options: argparse.Namespace) -> None:
         listing = listing.named(names) if found is None else listing
         return neighbors_json(listing, place, root) if options.json else neighbor_table(listing, screen())
 
-    if options.watch:
+    if options.watch is not None:
         if found is None:
             if _is_copy(config, root):
                 raise CopyError(root)
             listings = watch_neighbors(config.links.select, config.lldp, root)
         else:
             listings = follow_agent(
-                found, fetch, lambda one, other: one.without_times() == other.without_times()
+                found, fetch, lambda one, other: one.without_times() == other.without_times(), options.watch
             )
         with watching(in_place=not options.json) as show:
             async for listing in listings:

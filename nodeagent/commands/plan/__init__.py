@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import GOOD, USAGE, Add, json_option, seconds
+from nodeagent.console.options import GOOD, USAGE, Add, cluster_options, json_option, watch_option
 from nodeagent.console.terminal import note, screen
 from nodeagent.console.user_files import UserFileError
 
@@ -38,9 +38,7 @@ def add_trouble(add: Add) -> None:
     source_options(parser)
     form = parser.add_mutually_exclusive_group()
     json_option(form)
-    form.add_argument(
-        "--watch", type=seconds, metavar="SECONDS", help="read again after this time, until Ctrl-C"
-    )
+    watch_option(form)
 
 
 def add_job(add: Add) -> None:
@@ -63,9 +61,7 @@ def add_job(add: Add) -> None:
     source_options(parser)
     form = parser.add_mutually_exclusive_group()
     json_option(form)
-    form.add_argument(
-        "--watch", type=seconds, metavar="SECONDS", help="read again after this time, until Ctrl-C"
-    )
+    watch_option(form)
 
 
 def add_plan(add: Add) -> None:
@@ -150,12 +146,7 @@ def add_cabling(add: Add) -> None:
     form = parser.add_mutually_exclusive_group()
     json_option(form)
     form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
-    form.add_argument(
-        "--watch",
-        type=seconds,
-        metavar="SECONDS",
-        help="read again after this time, and print each link that changed",
-    )
+    watch_option(form, "print each link that changed")
     parser.add_argument("--all", action="store_true", help="list links that are as planned too")
 
 
@@ -186,12 +177,7 @@ def add_maintain(add: Add) -> None:
         default=os.environ.get("NODEAGENT_AUTHOR") or os.environ.get("SUDO_USER"),
         help="who (default: NODEAGENT_AUTHOR, or the user of this shell)",
     )
-    parser.add_argument(
-        "--kubeconfig",
-        type=Path,
-        metavar="FILE",
-        help="how to reach the cluster (default: as kubectl does)",
-    )
+    cluster_options(parser)
 
 
 def source_options(parser: argparse.ArgumentParser, *, current: bool = False) -> None:
@@ -210,12 +196,7 @@ def source_options(parser: argparse.ArgumentParser, *, current: bool = False) ->
         help="the controller's configuration (default: its ConfigMap in the cluster, or among the objects of --from; "
         "without one the plan gives up nothing that is published)",
     )
-    parser.add_argument(
-        "--kubeconfig",
-        type=Path,
-        metavar="FILE",
-        help="how to reach the cluster (default: as kubectl does)",
-    )
+    cluster_options(parser)
     parser.set_defaults(current=None)
     if current:
         parser.add_argument(

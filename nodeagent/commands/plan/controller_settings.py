@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.config.file_errors import ConfigError, FileError
 from nodeagent.controller_config import FabricConfig, fabric_of
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.client import ApiClient, ApiError
@@ -73,7 +73,7 @@ def _of(config_map: ConfigMap) -> FabricRead:
         text = config_map.data.get(name.removeprefix("./"))
         if text is None:
             why = f"{name} is not among its files ({', '.join(sorted(config_map.data))})"
-            raise ConfigError(of_map, [ConfigFault("", None, None, why)])
+            raise ConfigError(of_map, [FileError("", None, None, why)])
         return f"{of_map} {name}", text
 
     try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.plan.preview import Preview
+from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
@@ -107,7 +107,7 @@ def explain(preview: Preview, name: str) -> Explanation:
                 *preview.wanted,
                 *preview.published,
             }
-            similar = ", ".join(map(shown, get_close_matches(name, sorted(known - {name}), n=4)))
+            similar = ", ".join(map(shown, similar_names(name, known)))
             hint = f"; similar are {similar}" if similar else ""
             raise UnknownNameError(
                 f"{shown(name)} is not a node, switch or HyperNode in this input{hint}; `nodeagent topology` lists them"

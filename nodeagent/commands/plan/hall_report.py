@@ -23,7 +23,7 @@ from nodeagent.commands.plan import planned_cables
 from nodeagent.commands.plan.planned_cables import CablingPlan
 from nodeagent.commands.plan.port_order import NodePort, deviations
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.console.json_document import camel
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.terminal import columns, screen

@@ -10,7 +10,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from nodeagent.base.duration import duration
@@ -18,8 +17,9 @@ from nodeagent.base.plain_text import few
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan import trouble
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
-from nodeagent.config.faults import did_you_mean
+from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.options import FAILED, GOOD
+from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import PLAIN, Screen, screen, wrapped
 from nodeagent.fabric.jobs import ALIASES, KINDS, FabricOfJobs, JobKey, JobPod, by_job, held_links, job_pod
 from nodeagent.fabric.link_faults import FAULTS, unix
@@ -76,7 +76,7 @@ def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False) 
         ways = [f"nodeagent job -n {job.namespace} {job.kind}/{job.name}" for job in found[:CANDIDATES_MAX]]
         raise JobNameError(f"{len(found)} jobs are called {name}: {'; '.join(ways)}")
     if not found:
-        similar = get_close_matches(name, {job.name for job in fit}, CANDIDATES_MAX)
+        similar = similar_names(name, {job.name for job in fit}, CANDIDATES_MAX)
         shown = [job for job in fit if job.name in similar or name in job.name] or fit or sorted(jobs)
         names = ", ".join(map(str, shown[:CANDIDATES_MAX]))
         waits = f". {WAITS[0].upper()}{WAITS[1:]}" if live else ""

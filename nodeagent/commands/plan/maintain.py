@@ -19,7 +19,7 @@ import msgspec
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan.preview import cluster_access
-from nodeagent.config.faults import did_you_mean
+from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.json_document import node_name
 from nodeagent.console.moments import local, moment
 from nodeagent.console.options import FAILED, GOOD, USAGE
@@ -60,7 +60,7 @@ def run_maintain(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, now: float, until: float) -> int:
-    access = cluster_access(options.kubeconfig)
+    access = cluster_access(options.kubeconfig, options.context)
     client = ApiClient(access, manager="nodeagent-maintain")
     choice = _Choice(frozenset(map(str.lower, options.target)), node_name(options.root))
     try:

@@ -123,7 +123,7 @@ def read_preview(
         fabric, read = _read_files([options.source, *filter(None, (options.current,))], given, nothing_read)
     else:
         namespace = options.namespace if with_pods else None
-        access = cluster_access(options.kubeconfig, f"{NAME_A_CLUSTER},{OR_READ_FILES}")
+        access = cluster_access(options.kubeconfig, options.context, f"{NAME_A_CLUSTER},{OR_READ_FILES}")
         fabric = given or asyncio.run(_fabric_of_cluster(access))
         read = nothing_read(fabric)
         asyncio.run(read_cluster(access, read, namespace))
@@ -147,7 +147,7 @@ def jobs_of_pods(options: argparse.Namespace, preview: Preview, named: Iterable[
     the ``NAMESPACES_MAX`` namespaces that most of them are in. A note says why jobs are not known."""
     pods, wanted = list(preview.pods), Counter(pod.partition("/")[0] for pod in named)
     if options.source is None and wanted:
-        access = cluster_access(options.kubeconfig)
+        access = cluster_access(options.kubeconfig, options.context)
         try:
             for namespace, _ in wanted.most_common(NAMESPACES_MAX):
                 pods += asyncio.run(_pods_of(access, namespace))
@@ -223,19 +223,20 @@ def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:
         yield f"{moves} of {placed} placed nodes would move: the controller first holds them for {hold_s:g} s"
 
 
-def cluster_access(file: Path | None, remedy: str = NAME_A_CLUSTER) -> Access:
-    """The access of the given kubeconfig, of the pod's service account, or of the kubeconfig that kubectl uses.
+def cluster_access(file: Path | None, context: str | None = None, remedy: str = NAME_A_CLUSTER) -> Access:
+    """The access of the given kubeconfig and context, of the pod's service account, or of the kubeconfig that kubectl
+    uses.
 
     Raises ``UserFileError`` for the given file, ``SourceError`` with the ``remedy`` for the others.
     """
     if file is None:
         try:
-            return in_cluster() or kubeconfig(None)
+            return (in_cluster() if context is None else None) or kubeconfig(None, context)
         except (AccessError, OSError) as error:
             why = str(error) if isinstance(error, AccessError) else f"{error.filename}: {error.strerror}"
             raise SourceError(f"{why}: {remedy}") from error
     try:
-        return kubeconfig(file)
+        return kubeconfig(file, context)
     except AccessError as error:
         fault = str(error).removeprefix(f"{file}: ")
         raise UserFileError(

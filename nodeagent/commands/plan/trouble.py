@@ -13,7 +13,7 @@ from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import few
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan.preview import Preview, SourceError, jobs_of_pods, read_preview
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.terminal import PLAIN, Screen, note, screen, watching, wrapped
 from nodeagent.console.user_files import UserFileError

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import Add, config_option, json_option, load_config, seconds
+from nodeagent.console.options import Add, config_option, json_option, load_config, seconds, watch_option
 
 
 def add(add: Add) -> None:
@@ -22,7 +22,7 @@ def add(add: Add) -> None:
     )
     config_option(parser)
     json_option(parser)
-    parser.add_argument("--watch", action="store_true", help="print at every change, until interrupted")
+    watch_option(parser, "print what has changed", 1.0)
     parser.add_argument(
         "--wait",
         type=seconds,

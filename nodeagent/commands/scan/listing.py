@@ -23,7 +23,7 @@ from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
-from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.config.file_errors import ConfigError, FileError
 from nodeagent.console.agent_query import Fetch, ask_for, follow_agent, origin, wait_for
 from nodeagent.console.json_document import json_document
 from nodeagent.console.options import GOOD, USAGE
@@ -68,12 +68,14 @@ async def show_machine(config: Config, options: argparse.Namespace) -> int:
     sentence = origin(agent, source, _ALONE)
     if agent is not None and _differs(agent, config, file):
         sentence += f"; its configuration is not {file}, and the resources are those of that file"
-    if options.watch:
-        views = _watch(config, root) if agent is None else follow_agent(agent, fetch, operator.eq)
+    if options.watch is not None:
+        views = (
+            _watch(config, root) if agent is None else follow_agent(agent, fetch, operator.eq, options.watch)
+        )
     else:
         views = _once(config, root, options.wait, agent, fetch)
     named, code = options.json, GOOD
-    with watching(in_place=options.watch and not options.json) as show:
+    with watching(in_place=options.watch is not None and not options.json) as show:
         async for view in views:
             if not named:
                 note(sentence)
@@ -167,7 +169,7 @@ def check_text(text: str, root: Path | None, *, name: str) -> tuple[Config, tupl
     memories = [gpu.memory_mib for gpu in view.snapshot.gpus]
     config = check_config(text, name=name, gpu_memories_mib=memories if known else None)
     faults = [
-        ConfigFault("resources", None, None, trouble.message) for trouble in view.troubles if trouble.fatal
+        FileError("resources", None, None, trouble.message) for trouble in view.troubles if trouble.fatal
     ]
     if faults:
         raise ConfigError(name, faults)

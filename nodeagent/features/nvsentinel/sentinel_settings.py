@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-from nodeagent.config.faults import Conflict
+from nodeagent.config.file_errors import Conflict
 from nodeagent.config.setting import AbsolutePath, Settings, setting
 
 

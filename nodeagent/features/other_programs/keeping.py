@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.fabric.fabric_settings import FabricName
 from nodeagent.features.other_programs.kept_settings import NodeFeatureGroupsSettings, SlurmSettings
-from nodeagent.features.seam import ControllerCore
-from nodeagent.topology.parts import ControllerPart
+from nodeagent.topology.parts import ControllerCore, ControllerPart
 
 if TYPE_CHECKING:
     from nodeagent.features.other_programs.kept_objects import KeptObjects

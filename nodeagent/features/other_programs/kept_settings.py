@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from nodeagent.config import formats
-from nodeagent.config.faults import Conflict, quote
+from nodeagent.config.file_errors import Conflict, quote
 from nodeagent.config.setting import Settings, listed, setting
 from nodeagent.fabric.node_lists import ranges
 

@@ -29,10 +29,10 @@ from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.rail_anomalies import RailJudge, RailLists
 from nodeagent.fabric.rail_partners import ACROSS, RailPartners, RailPartnersSpec, rail_partners_object
 from nodeagent.fabric.rail_suspects import RailEnd
-from nodeagent.features.seam import ControllerCore
 from nodeagent.kube.client import ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.resource import RAIL_PARTNERS, Meta, Partial, Resource, metadata
+from nodeagent.topology.parts import ControllerCore
 
 JUDGE_S, RAILS_CHECK_S, PAUSE_S = 5.0, 600.0, 60.0
 PER_SECOND = 50.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
-from nodeagent.features.seam import ControllerCore
 from nodeagent.metrics.computed_family import ComputedFamily, by_key, computed
-from nodeagent.topology.parts import ControllerPart
+from nodeagent.topology.parts import ControllerCore, ControllerPart
 
 if TYPE_CHECKING:
     from nodeagent.features.rail_probing.rail_keeper import RailKeeper

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from nodeagent.config.faults import quote
+from nodeagent.config.file_errors import quote
 from nodeagent.config.formats import form
 from nodeagent.config.setting import ENTRIES_MAX, Settings, setting
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nodeagent.base.supervise import Fatal
-from nodeagent.features.seam import ControllerCore
 from nodeagent.features.switches.switch_settings import SwitchesSettings
 from nodeagent.metrics.computed_family import ComputedFamily, by_key, computed, single
-from nodeagent.topology.parts import ControllerPart
+from nodeagent.topology.parts import ControllerCore, ControllerPart
 
 if TYPE_CHECKING:
     from nodeagent.features.switches.switch_poller import SwitchPoller, SwitchReader

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from nodeagent.config import formats
-from nodeagent.config.faults import Conflict, quote
+from nodeagent.config.file_errors import Conflict, quote
 from nodeagent.config.setting import AbsolutePath, Settings, SystemName, listed, setting
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.agent_config import load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 from nodeagent.features.rail_probing.probe_caps import (
     ANSWERS_PER_S,
     AnswerCaps,

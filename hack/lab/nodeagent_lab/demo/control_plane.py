@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.base.backoff import RateLimit
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.base.supervise import end_tasks
 from nodeagent.cluster.cluster_settings import ClusterSettings, EvictSettings
 from nodeagent.cluster.device_marks import DeviceMarker
@@ -136,6 +137,9 @@ class Replica:
             return {}
         lines = (line.rpartition(" ") for line in body.splitlines() if line and not line.startswith("#"))
         return {series: float(value) for series, _, value in lines}
+
+
+_UNREACHABLE = "node.kubernetes.io/unreachable"
 
 
 class DemoCluster:
@@ -257,9 +261,34 @@ class DemoCluster:
         await end_tasks((task,))
 
     def rescan(self, nodes: Iterable[str]) -> None:
-        """Let the agents of these nodes read the present facts."""
+        """Let the agents of these nodes read the present facts; one without power reads nothing."""
         for node in nodes:
-            self._reports[node][1].publish("pci", **self.fabric.facts(node))
+            if (running := self._reports.get(node)) is not None:
+                running[1].publish("pci", **self.fabric.facts(node))
+
+    async def cut_power(self, nodes: Iterable[str]) -> None:
+        """End the agents of these nodes, and let the cluster find that their kubelets are silent."""
+        since = rfc3339(time.time())
+        for node in nodes:
+            if node in self._reports:
+                await self.power_off(node)
+                self._set_ready(node, "Unknown", since, _UNREACHABLE)
+
+    def give_power(self, nodes: Iterable[str]) -> None:
+        """Start those of these nodes that have none."""
+        since = rfc3339(time.time())
+        for node in nodes:
+            if node not in self._reports:
+                self._set_ready(node, "True", since)
+                self.boot(node)
+
+    def _set_ready(self, node: str, status: str, since: str, *taints: str) -> None:
+        known = self.server.find("nodes", node)
+        assert known is not None
+        ready = {"type": "Ready", "status": status, "lastTransitionTime": since}
+        others = [one for one in known.get("spec", {}).get("taints", ()) if one["key"] != _UNREACHABLE]
+        taint = [*others, *({"key": key, "effect": "NoExecute"} for key in taints)]
+        self.server.put(known | {"spec": {"taints": taint}, "status": {"conditions": [ready]}})
 
     async def _end_reports(self) -> None:
         await end_tasks(task for task, _ in self._reports.values())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 from nodeagent.facts.model import HEALTHY, Health, Reason, State
 from nodeagent_lab.demo.control_plane import DemoCluster
@@ -24,6 +25,11 @@ async def show_fabric_page(cluster: DemoCluster, *, once: bool) -> None:
                 continue
         raise ConnectionRefusedError("no replica answers")
 
+    node, file = cluster.fabric.nodes[0], f"--fabric {cluster.fabric_file}"
+    print("\nIn another terminal:", f"  export KUBECONFIG={cluster.kubeconfig}", sep="\n")
+    for verb in ("trouble --watch", f"explain {node}", "topology", "plan"):
+        print(f"  nodeagent {verb} {file}")
+    print("  kubectl get nodelinks -A" if cluster.secure else f"  nodeagent cabling --order {file}")
     async with FaultPanel(FabricFaults(cluster).all(), connect).serving() as panel:
         await show_panel(panel, connect, once=once)
 
@@ -48,6 +54,8 @@ class FabricFaults:
         self._replaced = self._fabric.leaf(1, 0)
         self._cabled = self._fabric.at(self._fabric.leaf(0, 0))[-1]
         self._moved = self._fabric.at(self._fabric.leaf(0, 0))[0]
+        self._dead = self._fabric.at(self._fabric.leaf(0, 0))[1]
+        self._dark = [*self._fabric.at(self._replaced)]
         self._killed = ""
 
     def all(self) -> list[DemoFault]:
@@ -71,6 +79,10 @@ class FabricFaults:
             DemoFault("reboot", f"reboot {self._leaf}", self._reboot_switch),
             DemoFault("replace", f"replace {self._replaced}", self._replace_switch),
             DemoFault("move", f"move {self._moved} to another unit", self._move, self._move_back),
+            DemoFault(
+                "dead", f"cut the power of {self._dead}", self._cut([self._dead]), self._give([self._dead])
+            ),
+            DemoFault("rack", "cut the power of a whole rack", self._cut(self._dark), self._give(self._dark)),
             DemoFault("node", "add a node", self._add_node),
             DemoFault("leader", "kill the leading controller", self._kill_leader, self._start_killed),
         ]
@@ -107,6 +119,15 @@ class FabricFaults:
             await self._rescan([self._moved])
 
         return change
+
+    def _cut(self, nodes: Sequence[str]) -> Callable[[], Awaitable[None]]:
+        return partial(self._cluster.cut_power, nodes)
+
+    def _give(self, nodes: Sequence[str]) -> Callable[[], Awaitable[None]]:
+        async def give() -> None:
+            self._cluster.give_power(nodes)
+
+        return give
 
     async def _stop_switch(self) -> None:
         self._fabric.stop_frames(self._leaf)

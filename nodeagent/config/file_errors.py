@@ -1,4 +1,4 @@
-"""The faults of a settings file, each with its place.
+"""The errors of a settings file, each with its place.
 
 Text from a file never reaches a terminal raw: ``quote`` shortens and escapes it.
 """
@@ -14,15 +14,15 @@ from typing import NamedTuple, NoReturn
 Path = tuple[str | int, ...]
 """Where a setting stands: keys, and indexes into lists."""
 
-_FAULTS_MAX = 100
-"""Faults reported for one file; more would bury the first."""
+_ERRORS_MAX = 100
+"""Errors reported for one file; more would bury the first."""
 _SHOWN_MAX = 60  # characters of a value that a message repeats
 _COMPARED_MAX = 64  # longer words are not compared: difflib takes quadratic time
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
-class ConfigFault(NamedTuple):
-    """One fault. ``path`` reads like ``resources[2].sliceMiB`` and is empty for the file as a whole.
+class FileError(NamedTuple):
+    """One error. ``path`` reads like ``resources[2].sliceMiB`` and is empty for the file as a whole.
 
     ``line`` and ``column`` count from 1 and are ``None`` where no text was read.
     """
@@ -39,7 +39,7 @@ class ConfigFault(NamedTuple):
 class Conflict(NamedTuple):
     """Settings that do not go together. The conflict stands at the first path and rests on the others.
 
-    A conflict that rests on a setting with a fault of its own is not reported: the correction may remove it.
+    A conflict that rests on a setting with an error of its own is not reported: the correction may remove it.
     ``first`` is the path of an earlier entry, whose line the message gets.
     """
 
@@ -53,51 +53,51 @@ class Conflict(NamedTuple):
 
 
 class ConfigError(Exception):
-    """A settings file that cannot be used. ``faults`` holds all its faults in the file's order."""
+    """A settings file that cannot be used. ``errors`` holds all its errors in the file's order."""
 
-    def __init__(self, name: str, faults: Iterable[ConfigFault]) -> None:
+    def __init__(self, name: str, errors: Iterable[FileError]) -> None:
         self.name = name
-        self.faults = tuple(sorted(faults, key=lambda fault: (fault.line or 0, fault.column or 0)))
-        super().__init__(name, self.faults)
+        self.errors = tuple(sorted(errors, key=lambda error: (error.line or 0, error.column or 0)))
+        super().__init__(name, self.errors)
 
     def __str__(self) -> str:
         return "\n".join(
-            ":".join(str(part) for part in (self.name, fault.line, fault.column) if part is not None)
-            + f": {fault}"
-            for fault in self.faults
+            ":".join(str(part) for part in (self.name, error.line, error.column) if part is not None)
+            + f": {error}"
+            for error in self.errors
         )
 
 
 class HaltError(Exception):
-    """Reading stops here: only the faults found so far can be reported."""
+    """Reading stops here: only the errors found so far can be reported."""
 
 
-class FaultList:
-    """Collects the faults of one file while it is read."""
+class FileErrors:
+    """Collects the errors of one file while it is read."""
 
     def __init__(self) -> None:
-        self._faults: list[ConfigFault] = []
+        self._errors: list[FileError] = []
         self._known: set[tuple[tuple[int, int], Path, str]] = set()
 
-    def __iter__(self) -> Iterator[ConfigFault]:
-        return iter(self._faults)
+    def __iter__(self) -> Iterator[FileError]:
+        return iter(self._errors)
 
     def __len__(self) -> int:
-        return len(self._faults)
+        return len(self._errors)
 
     def add(self, path: Path, at: tuple[int, int], message: str) -> None:
-        """Add the fault of one setting. A fault that an alias repeats is added once."""
+        """Add the error of one setting. An error that an alias repeats is added once."""
         key = (at, path[-1:], message)
         if key in self._known:
             return
         self._known.add(key)
-        if len(self) >= _FAULTS_MAX:
-            self.halt(at, f"more than {_FAULTS_MAX} faults; the rest is not listed")
-        self._faults.append(ConfigFault(dotted(path), *at, message))
+        if len(self) >= _ERRORS_MAX:
+            self.halt(at, f"more than {_ERRORS_MAX} errors; the rest is not listed")
+        self._errors.append(FileError(dotted(path), *at, message))
 
     def halt(self, at: tuple[int, int], message: str) -> NoReturn:
-        """Add the last fault, one of the file as a whole. Raises ``HaltError``."""
-        self._faults.append(ConfigFault("", *at, message))
+        """Add the last error, one of the file as a whole. Raises ``HaltError``."""
+        self._errors.append(FileError("", *at, message))
         raise HaltError(message)
 
 
