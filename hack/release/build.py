@@ -162,7 +162,7 @@ def chart(release: Release, tree: Path, digest: str, out: Path) -> None:
     for old, new in (
         ("  repository: nodeagent\n", f"  repository: {release.image}\n"),
         ('  digest: ""\n', f"  digest: {digest}\n"),
-        ("  runbook: docs/runbook.md\n", f"  runbook: {page(release, 'docs/runbook.md')}\n"),
+        ('  runbookUrl: ""\n', f"  runbookUrl: {page(release, 'docs/runbook.md')}\n"),
     ):
         if values.count(old) != 1:
             raise ReleaseError(f"{CHART}/values.yaml has no line {old.strip()!r}, which a release replaces")

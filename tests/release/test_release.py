@@ -195,7 +195,7 @@ def test_the_chart_of_a_release_names_image_and_addresses(tmp_path: Path) -> Non
         "digest": DIGEST,
         "pullPolicy": "IfNotPresent",
     }
-    assert values["monitoring"]["runbook"] == f"{RELEASE.source}/blob/v{__version__}/docs/runbook.md"
+    assert values["monitoring"]["runbookUrl"] == f"{RELEASE.source}/blob/v{__version__}/docs/runbook.md"
     about = yaml.safe_load(texts["nodeagent/Chart.yaml"])
     assert about["home"] == RELEASE.source
     assert about["sources"] == [RELEASE.source]
