@@ -22,6 +22,7 @@ class Agents:
         self.fabric = Fabric(8, Machine.load("dgx-h100"))
         self.replicas: list[Any] = []
         self.seen: list[list[str]] = []
+        self.dark: set[str] = set()
 
     def rescan(self, nodes: Iterable[str]) -> None:
         for node in nodes:
@@ -32,6 +33,12 @@ class Agents:
 
     def boot(self, node: str) -> None:
         self.rescan([node])
+
+    async def cut_power(self, nodes: Iterable[str]) -> None:
+        self.dark.update(nodes)
+
+    def give_power(self, nodes: Iterable[str]) -> None:
+        self.dark.difference_update(nodes)
 
 
 def faulty(fabric: Fabric, node: str) -> list[str]:
@@ -84,6 +91,19 @@ async def test_a_link_that_flaps_is_reported_down_and_up_each_time(
     (flap,) = (one for one in buttons.all() if one.key == "flap")
     await flap.press()
     assert agents.seen == [["down carrier_down"], []] * FLAPS
+
+
+async def test_power_is_cut_of_a_node_and_of_all_nodes_at_a_leaf_and_comes_back(
+    agents: Agents, buttons: FabricFaults
+) -> None:
+    dead, rack = (one for one in buttons.all() if one.key in ("dead", "rack"))
+    await dead.press()
+    assert len(agents.dark) == 1
+    await rack.press()
+    assert set(agents.fabric.at(agents.fabric.leaf(1, 0))) < agents.dark
+    await dead.press()
+    await rack.press()
+    assert not agents.dark
 
 
 async def test_each_button_is_there_once_and_says_what_it_does(buttons: FabricFaults) -> None:
