@@ -63,13 +63,15 @@ class AttachRefused(Exception):  # noqa: N818 - it is an answer
 
 
 class Sandbox(Struct, frozen=True):
-    """A pod sandbox. ``network`` is the path of its network namespace, ``None`` for the node's own (hostNetwork)."""
+    """A pod sandbox. ``network`` is the path of its network namespace; empty for one without, which is in that of the
+    node if ``on_host``. A runtime lists no namespace at all of a sandbox that it has stopped."""
 
     id: str
     namespace: str
     pod: str
     uid: str
-    network: str | None
+    network: str
+    on_host: bool = False
 
 
 class SandboxEvents(Protocol):
@@ -95,8 +97,9 @@ class Runtime(Struct, frozen=True):
 
 
 def sandbox_of(pod: pb.PodSandbox) -> Sandbox:
-    networks = (one.path for one in pod.linux.namespaces if one.type == "network")
-    return Sandbox(pod.id, pod.namespace, pod.name, pod.uid, next(networks, "") or None)
+    paths = {one.type: one.path for one in pod.linux.namespaces}
+    network = paths.get("network", "")
+    return Sandbox(pod.id, pod.namespace, pod.name, pod.uid, network, bool(paths) and not network)
 
 
 class NriPlugin:
