@@ -82,7 +82,7 @@ class NamespaceNetdevs(NetlinkSocket):
 
     def move(self, ifindex: int, namespace: int, name: str) -> None:
         """Set a netdev down and put it into the namespace of this descriptor under a new name, in one request. A name
-        with ``%d`` gets the lowest free number. MAC address and ifindex stay where they are free.
+        with ``%d`` gets a free number. MAC address and ifindex stay where they are free.
 
         **A refusal may come after the move**: of a name that is taken there (EEXIST) the kernel moves the netdev under
         its old name first. Look where it is."""
