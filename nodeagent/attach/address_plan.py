@@ -128,9 +128,7 @@ class AddressPlan(Struct, frozen=True):
         except ValueError as error:
             raise PlanError(f"rail {rail}: {text} is no prefix: {error}") from error
 
-    def address(
-        self, rail: int, vf_index: int, *, pf: Iterable[VfAddress], mac: str | None
-    ) -> VfAddress:
+    def address(self, rail: int, vf_index: int, *, pf: Iterable[VfAddress], mac: str | None) -> VfAddress:
         """The address of a VF in its pod. ``pf`` are the addresses of its PF on this node, ``mac`` is the VF's MAC
         address (``02:00:00:00:00:01``). Raises ``PlanError``."""
         for fault in self.faults():
@@ -153,7 +151,9 @@ class AddressPlan(Struct, frozen=True):
         numbers = {int(ip) - int(prefix.network_address) for ip in inside}
         listed = ", ".join(map(str, inside))
         if not numbers:
-            raise PlanError(f"rail {rail}: its PF has no address in {prefix}, which gives the node its number")
+            raise PlanError(
+                f"rail {rail}: its PF has no address in {prefix}, which gives the node its number"
+            )
         if len(numbers) > 1:
             raise PlanError(f"rail {rail}: its PF has several addresses in {prefix}: {listed}")
         number = numbers.pop()

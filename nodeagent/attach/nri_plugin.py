@@ -4,8 +4,8 @@ The runtime asks at each sandbox of the node and waits for the answer, one sandb
 later than the runtime's limit is closed, and the sandbox goes on without it: so the answer leaves before that, and the
 work goes on. An error that is returned in time fails the sandbox, and the kubelet makes another one.
 
-Runtimes send pod events in two ways: as ``StateChange`` (containerd 2.1, CRI-O), and as a call of its own for each event
-(NRI since 2026-04). Both are served.
+Runtimes send pod events in two ways: as ``StateChange`` (containerd 2.1, CRI-O), and as a call of its own for each
+event (NRI since 2026-04). Both are served.
 """
 
 from __future__ import annotations
@@ -149,9 +149,7 @@ class _Connection:
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         request = pb.RegisterPluginRequest(plugin_name=_NAME, plugin_idx=_ORDER)
-        call = pb.TtrpcRequest(
-            service=_RUNTIME, method="RegisterPlugin", payload=request.SerializeToString()
-        )
+        call = pb.TtrpcRequest(service=_RUNTIME, method="RegisterPlugin", payload=request.SerializeToString())
         frames = TtrpcReader()
         await self._send(TtrpcMessage(RUNTIME_SERVICE, 1, REQUEST, call.SerializeToString()))
         loop = asyncio.get_running_loop()
@@ -207,9 +205,7 @@ class _Connection:
             answer.status.code, answer.status.message = _UNIMPLEMENTED, str(error)
         except OverflowError as error:
             answer.status.code, answer.status.message = _EXHAUSTED, str(error)
-        await self._send(
-            TtrpcMessage(PLUGIN_SERVICE, message.stream, RESPONSE, answer.SerializeToString())
-        )
+        await self._send(TtrpcMessage(PLUGIN_SERVICE, message.stream, RESPONSE, answer.SerializeToString()))
 
     async def _call(self, method: str, payload: bytes) -> Message:
         if method == "Configure":

@@ -34,7 +34,11 @@ def test_a_vf_has_the_number_of_its_node_in_the_part_of_its_index() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "rail", "text"),
-    [("rail{rail}", 3, "rail3"), ("{rail+1}.{7+rail}", 2, "3.9"), ("10.{100+rail}.0.0/16", 7, "10.107.0.0/16")],
+    [
+        ("rail{rail}", 3, "rail3"),
+        ("{rail+1}.{7+rail}", 2, "3.9"),
+        ("10.{100+rail}.0.0/16", 7, "10.107.0.0/16"),
+    ],
 )
 def test_a_term_is_the_number_of_the_rail_or_a_sum(pattern: str, rail: int, text: str) -> None:
     assert complaint(pattern) is None
@@ -103,8 +107,14 @@ def test_the_prefix_that_the_refusal_names_does_fit_and_a_longer_one_does_not(bi
     [
         ([], "rail 0: its PF has no address in 10.100.0.0/16, which gives the node its number"),
         (["192.168.0.1/24", "fe80::1/64"], "has no address in 10.100.0.0/16"),
-        (["10.100.0.1/16", "10.100.0.2/16"], "has several addresses in 10.100.0.0/16: 10.100.0.1, 10.100.0.2"),
-        (["10.100.3.233/16"], "10.100.3.233 of its PF is not one of 10.100.0.1 to 10.100.3.232, which number"),
+        (
+            ["10.100.0.1/16", "10.100.0.2/16"],
+            "has several addresses in 10.100.0.0/16: 10.100.0.1, 10.100.0.2",
+        ),
+        (
+            ["10.100.3.233/16"],
+            "10.100.3.233 of its PF is not one of 10.100.0.1 to 10.100.3.232, which number",
+        ),
         (["10.100.16.7/16"], "10.100.16.7 of its PF is not one of 10.100.0.1 to 10.100.3.232"),
     ],
 )
@@ -122,7 +132,9 @@ def test_a_vf_beyond_the_plan_has_no_address() -> None:
 def test_an_ipv6_address_is_the_prefix_with_the_mac() -> None:
     plan = AddressPlan("fd00:{rail}::/64", nodes=1, vfs=1)
     # The example of RFC 4291, appendix A, with its universal bit turned round.
-    assert plan.address(3, 0, pf=[], mac="34:56:78:9a:bc:de") == IPv6Interface("fd00:3::3656:78ff:fe9a:bcde/64")
+    assert plan.address(3, 0, pf=[], mac="34:56:78:9a:bc:de") == IPv6Interface(
+        "fd00:3::3656:78ff:fe9a:bcde/64"
+    )
     for mac in (None, "", "00:00:00:00:00:00", "01:00:5e:00:00:01"):
         with pytest.raises(PlanError):
             plan.address(3, 0, pf=[], mac=mac)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodeagent_lab.sim.netns import Netns
 
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.namespaces import ARP_ANNOUNCE, ARP_IGNORE, NamespaceNetdevs
 from nodeagent.host.netlink.netdevs import Netdev
+from nodeagent_lab.sim.netns import Netns
 
 pytestmark = pytest.mark.needs("root", "ip")
 
@@ -47,7 +47,9 @@ def ip_json(ns: Netns, *arguments: str) -> list[Any]:
 def spaces() -> Iterator[Spaces]:
     with Netns() as host, Netns() as pod:
         made = Spaces(host, pod)
-        host.ip("link add v0 type veth peer name far0\nlink add v1 type veth peer name far1\nlink set far0 up")
+        host.ip(
+            "link add v0 type veth peer name far0\nlink add v1 type veth peer name far1\nlink set far0 up"
+        )
         yield made
         made.host.close()
         made.pod.close()

@@ -1,0 +1,70 @@
+"""The CDI spec of the VFs that are in a pod: the interlock that keeps a container from starting without its NIC.
+
+A container that holds a VF names the CDI device ``nodeagent.io/attached=<PCI address>``. The spec defines it only while
+the VF's netdev is in the network namespace of the container's pod, and a runtime refuses an unknown device.
+
+The entry also mounts the file of that namespace. So an entry that we could not take back, because we were away when the
+pod ended, starts no container of the next pod: the runtime has removed the file with the namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_changed_file
+from nodeagent.base.regular_file import read_regular
+from nodeagent.facts import cdi
+from nodeagent.facts.cdi import ContainerEdits
+from nodeagent.facts.model import Mount
+
+ATTACHED_KIND = "nodeagent.io/attached"
+FILE = "nodeagent-attached.json"
+_MOUNTED_AT = "/run/nodeagent/network-namespace"
+
+
+class Entry(Struct, frozen=True):
+    """A VF in a pod: its netdev there, and the path of the pod's network namespace, empty for that of the node."""
+
+    interface: str
+    network: str
+
+
+def attached_name(device: str) -> str:
+    """The name of the CDI device that says: this VF is in the pod."""
+    return f"{ATTACHED_KIND}={device}"
+
+
+def document(entries: Mapping[str, Entry]) -> dict[str, object]:
+    return cdi.spec(ATTACHED_KIND, {device: _edits(device, entry) for device, entry in entries.items()})
+
+
+def _edits(device: str, entry: Entry) -> ContainerEdits:
+    variable = "NODEAGENT_INTERFACE_" + device.upper().replace(":", "_").replace(".", "_")
+    mounts = (Mount(entry.network, _MOUNTED_AT, read_only=True),) if entry.network else ()
+    return ContainerEdits(env=((variable, entry.interface),), mounts=mounts)
+
+
+class AttachedSpec:
+    """The file. Each call blocks and raises ``OSError``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+
+    def names(self) -> frozenset[str]:
+        """The devices that the file defines now; none if it cannot be read."""
+        with suppress(OSError, ValueError):
+            found = cdi.vendor_devices({FILE: read_regular(self.path).decode()})
+            return frozenset(found.get(ATTACHED_KIND, ()))
+        return frozenset()
+
+    def write(self, entries: Mapping[str, Entry]) -> None:
+        """Define these devices and no others. A spec without devices is invalid, so then there is no file."""
+        if not entries:
+            self.path.unlink(missing_ok=True)
+            return
+        text = cdi.spec_text(document(entries))
+        replace_changed_file(self.path, text.encode(), mode=0o644, folder_mode=PUBLIC_FOLDER)
