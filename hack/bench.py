@@ -3,7 +3,7 @@
     python hack/bench.py [--only NAME]... [--quick] [--json FILE]
 
 The machine and the kubelet are nodeagent's own stand-ins. All else is real: `nodeagent run` in a process of its own,
-sockets, gRPC. No figure fails the run, because a busy machine is no defect.
+sockets, gRPC. No figure fails the run, because a busy machine is not a defect.
 """
 
 from __future__ import annotations

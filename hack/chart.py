@@ -739,7 +739,7 @@ def checked(variable: str, value: str, file: str, kind: str, whose: str) -> str:
         f"{{{{- range $key, $wanted := dict {head} }}}}\n"
         f"{{{{- $found := get {variable} $key | toString }}}}\n"
         f'{{{{- if ne $found $wanted }}}}{{{{ fail (printf "the configuration {whose} has %s: %q, it must be %s: '
-        '`nodeagent config check FILE` names every fault of the file" $key $found $wanted) }}{{ end }}\n'
+        '`nodeagent config check FILE` names every error of the file" $key $found $wanted) }}{{ end }}\n'
         "{{- end }}\n"
     )
 

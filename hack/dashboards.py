@@ -231,7 +231,7 @@ def gpus(where: str) -> tuple[Panel, ...]:
 FLEET = Dashboard(
     "nodeagent-fleet",
     "nodeagent: fleet",
-    "The rails of every node, and their problems.",
+    "The rails of every node, and their faults.",
     {
         "Now": (
             Panel(

@@ -42,15 +42,6 @@ def _marks(tree: ast.Module) -> Iterable[str]:
                 yield from map(ast.literal_eval, call.args)
 
 
-def table(found: dict[str, set[str]]) -> str:
-    """The table of CONTRIBUTING.md."""
-    rows = (
-        f"| `{page}` | {' '.join(f'`{one}`' for one in sorted(tests))} |\n"
-        for page, tests in sorted(found.items())
-    )
-    return "| golden file | written by |\n|---|---|\n" + "".join(rows)
-
-
 def writers(name: str, found: dict[str, set[str]], rooms: dict[str, list[str]]) -> set[str]:
     """The files of tests that write for a room or page. A page comes first: it may be in the table of rooms too."""
     name = name.rstrip("/")
@@ -70,7 +61,9 @@ def main(arguments: list[str]) -> int:
     chosen: set[str] = set()
     for name in arguments or ["tests"]:
         if not (more := writers(name, found, rooms)):
-            print(f"golden: no test writes a golden file of {name}: CONTRIBUTING.md has the table of them")
+            print(
+                f"golden: no test writes a golden file of {name}. Golden files:", *sorted(found), sep="\n  "
+            )
             return 2
         chosen |= more
     ran = subprocess.run(

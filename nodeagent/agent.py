@@ -187,7 +187,7 @@ class Agent:
         self._gpus = GpuPublisher(self.health, self.stored.gpus)
         self.sources = discovery.Discovery(
             self.inventory,
-            config,
+            lambda: self._config,
             options.root,
             node_name=options.node_name,
             gpu_publisher=self._gpus,

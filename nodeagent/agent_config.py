@@ -55,7 +55,7 @@ AUTO = "auto"
 ABOUT = """\
 The configuration of nodeagent, with all settings at their defaults.
 Every setting except apiVersion and kind is optional. `nodeagent config check FILE`
-lists all faults of a file, `nodeagent config schema` prints a JSON schema for editors.
+lists all errors of a file, `nodeagent config schema` prints a JSON schema for editors.
 """
 """The head of the commented default."""
 
@@ -175,7 +175,7 @@ def config_digest(config: Config) -> str:
 
 
 def load(text: str, *, name: str) -> Config:
-    """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
+    """The configuration in a file's text. Raises ``ConfigError`` with all errors of the file."""
     return _read(text, name)[0]
 
 

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: Exception, options: argparse.Namespace) -> int:
-    """One line (or one for each fault of a configuration) on stderr, and the exit code."""
+    """One line (or one for each error of a configuration) on stderr, and the exit code."""
     from nodeagent.base.plain_text import one_line
     from nodeagent.config.faults import ConfigError
     from nodeagent.console.exit_codes import code_without_result

@@ -107,7 +107,7 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
 
 
 def load_fabric(text: str, *, name: str) -> FabricConfig:
-    """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
+    """The configuration in a file's text. Raises ``ConfigError`` with all errors of the file."""
     return read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
 
 

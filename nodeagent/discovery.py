@@ -96,7 +96,7 @@ class Discovery:
     def __init__(
         self,
         inventory: Inventory,
-        config: Config,
+        settings: Callable[[], Config],
         root: Path,
         *,
         node_name: str | None = None,
@@ -106,15 +106,16 @@ class Discovery:
         rails: RailMemory | None = None,
         cordons: StoredFile[CordonsFile] | None = None,
     ) -> None:
-        """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too.
-        ``stores``: keep the GPUs for the next start; a single look reads them only. ``rails`` has the NICs that an
-        earlier agent offered; those that are gone are missing. ``cordons`` is read here and followed.
+        """``settings`` returns the configuration in force. ``node_name`` is the system name that this node sends to
+        switches. ``sampled``: run the samplers too. ``stores``: keep the GPUs for the next start; a single look reads
+        them only. ``rails`` has the NICs that an earlier agent offered; those that are gone are missing. ``cordons`` is
+        read here and followed.
         """
         self._tree = Tree(root)
         if not within("sysfs", START_S, partial(self._tree.exists, "/sys")):
             raise SysfsError(no_machine(root))
         self._inventory = inventory
-        self._config = config
+        self._settings, config = settings, settings()
         self._node_name = node_name
         self._sampled = sampled
         self._sampler: Sampler | None = None
@@ -166,10 +167,10 @@ class Discovery:
         from nodeagent.sources import neighbor_view  # noqa: PLC0415 - 21 ms of the agent's start
 
         snapshot = self._inventory.snapshot
-        runs = receives_lldp(self._config, self._tree)
-        fault = neighbor_view.lldp_fault(snapshot, self._config.lldp, runs=runs)
+        runs = receives_lldp(self._settings(), self._tree)
+        fault = neighbor_view.lldp_fault(snapshot, self._settings().lldp, runs=runs)
         lldpd = self._lldpd_links, *self._neighbors.get("lldp", ((), ()))
-        receiver, asks = self._lldp_receiver, self._config.infiniband.asks
+        receiver, asks = self._lldp_receiver, self._settings().infiniband.asks
         view = (
             neighbor_view.of_receiver(receiver, fault) if receiver else neighbor_view.of_lldpd(*lldpd, fault)
         )
@@ -191,7 +192,7 @@ class Discovery:
 
     def _sources(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """The tasks by name, those that the kubelet's devices depend on first."""
-        config = self._config
+        config = self._settings()
         table: tuple[tuple[str, bool, Callable[[], Awaitable[None]]], ...] = (
             ("pci", True, self._watch_pci),
             ("gpus", True, self._watch_gpus),
@@ -213,7 +214,7 @@ class Discovery:
                 self._tree,
                 [*opened, self._scan_request],
                 self._publish_pci,
-                interval_s=self._config.scan_seconds,
+                interval_s=self._settings().scan_seconds,
                 before=self._last_scan,
                 reads=self._pci_reads,
                 nics=self._nics,
@@ -240,14 +241,14 @@ class Discovery:
             unreadable=facts.unreadable,
             unread=facts.unread,
         )
-        if self._config.gpu.driver != "none":
+        if self._settings().gpu.driver != "none":
             self._gpu_facts.take_functions(facts.gpus)
         self._gpu_hint.set()
         self._lldp_hint.request()
         self._infiniband_hint.request()
 
     async def _watch_gpus(self) -> None:
-        settings = self._config.gpu
+        settings = self._settings().gpu
         await gpu_source.watch_gpus(
             lambda: driver(self._tree, settings),
             self._tree,
@@ -266,7 +267,7 @@ class Discovery:
 
     async def _keep_gpus(self) -> None:
         facts = self._gpu_facts
-        await facts.remembered.run(facts.forget, self._config.scan_seconds)
+        await facts.remembered.run(facts.forget, self._settings().scan_seconds)
 
     async def _follow_cordons(self) -> None:
         def take(cordons: tuple[Cordon, ...]) -> None:
@@ -277,16 +278,16 @@ class Discovery:
         await follow_cordons(self._cordons, take)
 
     async def _watch_paths(self) -> None:
-        pause_s = self._config.scan_seconds / 2  # not together with the scans of the PCI source
+        pause_s = self._settings().scan_seconds / 2  # not together with the scans of the PCI source
         while True:
             paths = await self._path_reads.run(
-                host_paths.find, self._tree, self._config.cdi.directory, self._config.gpu.driver_root
+                host_paths.find, self._tree, self._settings().cdi.directory, self._settings().gpu.driver_root
             )
-            logs = self._config.gpu.accounting.pod_logs
+            logs = self._settings().gpu.accounting.pod_logs
             support = await self._path_reads.run(host_paths.limit_support, self._tree, logs)
             self._inventory.publish("paths", paths=paths, limit_support=support)
             await asyncio.sleep(pause_s)
-            pause_s = self._config.scan_seconds
+            pause_s = self._settings().scan_seconds
 
     async def _watch_lldp(self) -> None:
         await self._after_registration()
@@ -294,16 +295,16 @@ class Discovery:
 
         with LinkEvents(self._may_be_lldp_link()) as events:
             await lldp_source.watch_lldp(
-                self._config.lldp,
-                self._config.links.select,
+                self._settings().lldp,
+                self._settings().links.select,
                 lambda: self._inventory.snapshot.functions,
                 [events, self._lldp_hint],
                 partial(self._publish_neighbors, "lldp"),
                 self._keep_lldp_receiver,
                 self._node_name,
                 self._keep_lldpd_links,
-                self._tree.path(self._config.health.state_directory) if self._stores else None,
-                None if has_netdevs(self._tree, self._config.links.select) else self._recorded_links,
+                self._tree.path(self._settings().health.state_directory) if self._stores else None,
+                None if has_netdevs(self._tree, self._settings().links.select) else self._recorded_links,
             )
 
     def _recorded_links(self) -> tuple[Link, ...]:
@@ -314,7 +315,7 @@ class Discovery:
 
     def _may_be_lldp_link(self) -> Callable[[str], bool] | None:
         """Return whether a software netdev with a name may be a link; ``None``: by its driver, any may be."""
-        wanted = self._config.links.select
+        wanted = self._settings().links.select
         if wanted.drivers and not wanted.netdevs:
             return None
         return lambda name: any(fnmatchcase(name, glob) for glob in wanted.netdevs)
@@ -329,8 +330,8 @@ class Discovery:
         await self._after_registration()
         from nodeagent.sources import infiniband_source  # noqa: PLC0415 - 16 ms of the agent's start
 
-        names = self._config.infiniband.node_names
-        folder = self._tree.path(self._config.health.state_directory)
+        names = self._settings().infiniband.node_names
+        folder = self._tree.path(self._settings().health.state_directory)
         await infiniband_source.watch_infiniband(
             self._tree,
             lambda: self._inventory.snapshot.functions,
@@ -353,11 +354,11 @@ class Discovery:
         self._health.take_neighbors(every)
 
     async def _watch_cabling_plan(self) -> None:
-        plan = self._config.health.cabling_plan
+        plan = self._settings().health.cabling_plan
         assert plan is not None
         node_name = self._node_name or socket.gethostname()
         await cabling_plan.watch_plan(
-            Path(plan), node_name, self._health.take_cabling_plan, self._config.scan_seconds
+            Path(plan), node_name, self._health.take_cabling_plan, self._settings().scan_seconds
         )
 
     async def _sample(self) -> None:
@@ -368,7 +369,7 @@ class Discovery:
             self._tree,
             lambda: self._inventory.snapshot.functions,
             self._health.take_samples,
-            self._config.samples,
+            self._settings().samples,
             take_messages=self._gpu_facts.take_messages,
         )
         with hints(self._tree, self._known_functions) as opened:

@@ -43,7 +43,7 @@ class FabricInForce:
 
     @property
     def fault(self) -> str:
-        """The first fault of the file, and empty while its content is in force."""
+        """The first error of the file, and empty while its content is in force."""
         return self.file.fault if self.file is not None else ""
 
     def follow(self, file: Path) -> Callable[[], None]:

@@ -335,7 +335,7 @@ AGENT: dict[str, Note] = {
         "Normal after retries; many point to lost acknowledgments.",
         peers="node_infiniband_duplicate_requests_packets_total"),
     "rdma_out_of_buffer_packets_total": Note(
-        "The program is too slow to post receive buffers: no fault of the network.",
+        "The program is too slow to post receive buffers: the network has no fault.",
         peers="node_infiniband_out_of_buffer_drops_total"),
     "rdma_cnp_ignored_total": Note(
         "Congestion control is off on this port.", peers="node_infiniband_rp_cnp_ignored_packets_received_total"),
@@ -387,7 +387,7 @@ AGENT: dict[str, Note] = {
     "infiniband_management_drops_total": Note(
         "The subnet manager asks more than the port answers.", peers="node_infiniband_vl15_dropped_total"),
     "infiniband_transmit_waits_total": Note(
-        "Congestion of the network, no fault of the port; compare rails with each other.",
+        "Congestion of the network, not a fault of the port; compare rails with each other.",
         peers="node_infiniband_port_transmit_wait_total"),
     "rdma_port_active": Note(
         "0 with carrier: the RDMA part of the driver failed; reload the driver.", peers="node_infiniband_state_id",
@@ -426,7 +426,7 @@ AGENT: dict[str, Note] = {
         "Above 10 per second throughput drops.", peers="node_infiniband_roce_slow_restart_used_total",
         rules="slow_restart"),
     "rdma_cnp_sent_total": Note(
-        "Marked traffic arrives at this node; 0 is no fault where DCQCN is off.",
+        "Marked traffic arrives at this node; 0 is not a fault where DCQCN is off.",
         peers="node_infiniband_np_cnp_packets_sent_total"),
     "rdma_cnp_handled_total": Note(
         "Congestion elsewhere slows this node down.", peers="node_infiniband_rp_cnp_packets_handled_total"),

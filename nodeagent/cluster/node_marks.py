@@ -228,10 +228,10 @@ class NodeMarks:
 
 class NodeWrites:
     """Marks of many Nodes: at most ``per_second`` writes in a second. With ``pause`` they go one after the other; with
-    ``turn`` several are in flight. ``problem`` is the sentence to log when a write fails, without its full stop."""
+    ``turn`` several are in flight. ``sentence`` is the one to log when a write fails, without its full stop."""
 
-    def __init__(self, problem: str, per_second: float) -> None:
-        self.failures = FailureLog(problem)
+    def __init__(self, sentence: str, per_second: float) -> None:
+        self.failures = FailureLog(sentence)
         self._gap_s = 1.0 / per_second
         self._next = 0.0
 

@@ -86,7 +86,7 @@ DETAIL_MAX = 256
 _CHECK_S = 3600.0
 """How often the stored object is read again: a person may have deleted it."""
 _TRIES = 6
-"""How often a refused report is sent with fewer parts: the server does not name all faults at once."""
+"""How often a refused report is sent with fewer parts: the server does not name all errors at once."""
 FINE_TRIES = 3
 """After so many, a link with a refused part is left out as a whole."""
 
@@ -322,7 +322,7 @@ class NodeReporter:
         self._board = board or NoticeBoard()
         self._stored: NodeLinks | None = None
         self._fault = ""
-        """The fault of the annotation of planned work; empty: none."""
+        """The error of the annotation of planned work; empty: none."""
         self._left_out: tuple[str, ...] = ()
         self._reduced: NodeLinks | None = None
         """The report that was written in place of ``_stored``, without the parts that the server refused."""

@@ -20,11 +20,11 @@ FORBIDDEN_JITTER = (0.5, 1.0)
 class ApiRetry:
     """Decide when a task may call the API server again.
 
-    ``problem`` is the sentence to log, without its full stop. ``delivery`` shows the result to readers.
+    ``sentence`` is the one to log, without its full stop. ``delivery`` shows the result to readers.
     """
 
-    def __init__(self, problem: str, delivery: Delivery | None = None) -> None:
-        self._problem = problem
+    def __init__(self, sentence: str, delivery: Delivery | None = None) -> None:
+        self._sentence = sentence
         self._delivery = delivery
         self._backoff = Backoff(RETRY_FIRST_S, _RETRY_MAX_S, jitter=JITTER)
         self._forbidden = Backoff(FORBIDDEN_FIRST_S, FORBIDDEN_MAX_S, jitter=FORBIDDEN_JITTER)
@@ -53,7 +53,7 @@ class ApiRetry:
 
     def _note(self, error: ApiError) -> None:
         if self._kind != (error.status, error.reason):
-            log.warning("%s. reason=%r", self._problem, str(error))
+            log.warning("%s. reason=%r", self._sentence, str(error))
         self._kind, self.reason = (error.status, error.reason), str(error)
         if self._delivery is not None:
             self._delivery.failed(error)
@@ -61,7 +61,7 @@ class ApiRetry:
     def succeeded(self, left_out: Iterable[str] = ()) -> None:
         """Record a write. ``left_out`` names the parts that the server refused."""
         if self.reason is not None:
-            log.info("Recovered: %s.", self._problem)
+            log.info("Recovered: %s.", self._sentence)
         self.reason, self._kind, self._until = None, None, float("-inf")
         self._backoff.reset()
         self._forbidden.reset()
@@ -72,8 +72,8 @@ class ApiRetry:
 class FailureLog:
     """Log a failure once, until its reason changes or a call succeeds. For parts that retry by their own schedule."""
 
-    def __init__(self, problem: str) -> None:
-        self._problem = problem
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence
         self._reason: str | None = None
 
     def failed(self, error: ApiError, **facts: str) -> None:
@@ -81,7 +81,7 @@ class FailureLog:
         if self._reason != error.reason:
             self._reason = error.reason
             keys = "".join(f"{key}={value} " for key, value in facts.items())
-            log.warning("%s. %sreason=%r", self._problem, keys, str(error))
+            log.warning("%s. %sreason=%r", self._sentence, keys, str(error))
 
     def succeeded(self) -> None:
         self._reason = None

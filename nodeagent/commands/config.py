@@ -19,8 +19,8 @@ def add(add: Add) -> None:
     parts = parser.add_subparsers(title="parts", metavar="check|defaults|schema", required=True)
     check = parts.add_parser(
         "check",
-        help="validate FILE: one line for each fault, with its place and a suggestion",
-        description="Validate FILE: one line for each fault, with its place and a suggestion. FILE is the agent's\n"
+        help="validate FILE: one line for each error, with its place and a suggestion",
+        description="Validate FILE: one line for each error, with its place and a suggestion. FILE is the agent's\n"
         "configuration, the controller's (kind: FabricConfig, with the files that it names), a fabric topology\n"
         "(kind: FabricTopology), or a cabling plan (nodes, their links and ports).",
         formatter_class=parser.formatter_class,
@@ -40,7 +40,7 @@ def _config_check(options: argparse.Namespace) -> int:
     from nodeagent.commands.file_checks import check_file
     from nodeagent.config.faults import ConfigError
 
-    config_text(options.file)  # a file that cannot be read has no faults
+    config_text(options.file)  # a file that cannot be read has no errors to list
     try:
         checked = check_file(options.file, options.root)
     except ConfigError as error:

@@ -18,7 +18,7 @@ from nodeagent.sources.cabling_plan import LIMITS
 
 _KINDS = ("NodeAgentConfig", "FabricConfig", "FabricTopology")
 _FAULTS_MAX = 100
-"""Faults of a cabling plan that are shown: one wrong script makes one for each link of a cluster."""
+"""Errors of a cabling plan that are shown: one wrong script makes one for each link of a cluster."""
 
 
 class CheckedFile(NamedTuple):
@@ -33,7 +33,7 @@ class CheckedFile(NamedTuple):
 def check_file(path: Path, root: Path | None) -> CheckedFile:
     """Check a file of any kind. ``root``: a machine to check the agent's configuration against.
 
-    Raises ``ConfigError`` with all faults of the file, or of a file that it names.
+    Raises ``ConfigError`` with all errors of the file, or of a file that it names.
     """
     text = read_at_start(path, partial(configuration_text, path))
     document = _document(text)
@@ -59,7 +59,7 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
 
 
 def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:
-    """One fault: such an object has no settings to compare."""
+    """One error: such an object has no settings to compare."""
     faults = FaultList()
     try:
         at = locate(parse(text, faults), ("kind",))

@@ -1,4 +1,4 @@
-"""Read a settings file: YAML text → one frozen struct, or all faults of the file at once."""
+"""Read a settings file: YAML text → one frozen struct, or all errors of the file at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_settings(
     conflicts_of_valid: Callable[[S], Iterable[Conflict]] = lambda _settings: (),
     values_max: int = NODES_MAX,
 ) -> tuple[S, YamlNode]:
-    """The settings in a file's text, and its tree. Raises ``ConfigError`` with all faults of the file.
+    """The settings in a file's text, and its tree. Raises ``ConfigError`` with all errors of the file.
 
     ``conflicts`` also sees a file with faults; ``conflicts_of_valid`` sees a file without any.
     """

@@ -44,9 +44,10 @@ class RunningSources:
                 "LLDP is not received: this user lacks CAP_NET_RAW, so no link can be found miscabled; run as root"
             )
             quiet = msgspec.structs.replace(quiet, source="none")
+        config = msgspec.structs.replace(config, lldp=quiet)
         self._sources = discovery.Discovery(
             self.inventory,
-            msgspec.structs.replace(config, lldp=quiet),
+            lambda: config,
             root,
             gpu_publisher=self.gpu_publisher,
             sampled=True,

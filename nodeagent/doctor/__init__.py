@@ -5,7 +5,7 @@ them. The reads run side by side, each with its own time limit (``reads``). A re
 a finding and does not stop the others.
 
 Of a captured or simulated machine only files are known. Facts that only a running machine has are reported as
-unknown, which is no fault.
+unknown, which is not a fault.
 """
 
 from __future__ import annotations

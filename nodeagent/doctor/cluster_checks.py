@@ -1,7 +1,7 @@
 """Check the cluster: rights, CRDs, schedulers, and the Node object.
 
 Only access reviews are created; the API server answers them and does not store them. Objects that may not be read
-are listed as hidden, which is no fault: an agent may read almost nothing.
+are listed as hidden, which is not a fault: an agent may read almost nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check the configuration: its faults, and entries that this machine cannot serve."""
+"""Check the configuration: its errors, and entries that this machine cannot serve."""
 
 from __future__ import annotations
 

@@ -27,13 +27,21 @@ from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
-from nodeagent.fabric.troubles import FabricTrouble, few, troubles
+from nodeagent.fabric.troubles import (
+    FabricTrouble,
+    HeldOn,
+    JobOf,
+    few,
+    held_by_none,
+    of_no_job,
+    troubles,
+)
 from nodeagent.facts.remedies import runbook_links
 
 STALE, CONTESTED, SAYS_MISCABLED = 1, 2, 4
 """Bits of a mark: the LLDP information has expired; another neighbor sends too; the node reports it as miscabled."""
 
-TROUBLES_SHOWN, PODS_SHOWN, LINKS_SHOWN, LEGS_SHOWN = 1000, 2000, 16, 400
+TROUBLES_SHOWN, PODS_SHOWN, LINKS_SHOWN, LEGS_SHOWN, NODES_SHOWN = 1000, 2000, 16, 400, 64
 TEXT_SHOWN = 320
 
 
@@ -77,7 +85,8 @@ class ViewAnomaly(FabricPart, frozen=True, kw_only=True):
 
 
 class ViewTrouble(FabricPart, frozen=True, kw_only=True):
-    """A ``FabricTrouble`` with at most ``LINKS_SHOWN`` of its links, as pairs of node and link. ``pods``: how many."""
+    """A ``FabricTrouble`` with at most ``LINKS_SHOWN`` of its links, as pairs of node and link, and of its jobs, and at
+    most ``NODES_SHOWN`` of its nodes. ``pods``: how many."""
 
     what: str
     where: str
@@ -89,6 +98,8 @@ class ViewTrouble(FabricPart, frozen=True, kw_only=True):
     pods: int
     remedy: str
     maintenance: str = ""
+    nodes: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
 
 
 class ViewMaintenance(FabricPart, frozen=True, kw_only=True):
@@ -196,12 +207,14 @@ def fabric_view(
     details: Mapping[str, ViewReport] | None = None,
     changes: Iterable[Change] = (),
     *,
+    held: HeldOn = held_by_none,
+    job_of: JobOf = of_no_job,
     runbook: str | None = None,
     node_page: str | None = None,
 ) -> FabricView:
     """The document of a plan that was computed at ``now``, the planner's clock; ``taken`` is this moment in Unix
-    time."""
-    outcome, found = plan.outcome, troubles(plan, taken - now, taken)
+    time. ``held`` and ``job_of`` as for ``troubles``."""
+    outcome, found = plan.outcome, troubles(plan, taken - now, taken, held, job_of)
     legs = _legs(plan)
     places = {hypernode.name: i for i, hypernode in enumerate(outcome.hypernodes)}
     parent = {  # the map shows domains of NVLink below no group
@@ -375,6 +388,8 @@ def _trouble(one: FabricTrouble) -> ViewTrouble:
         pods=len(one.pods),
         remedy=one.remedy,
         maintenance=one.maintenance,
+        nodes=tuple(map(shown, one.nodes[:NODES_SHOWN])),
+        jobs=tuple(map(shown, one.jobs[:LINKS_SHOWN])),
     )
 
 

@@ -27,9 +27,9 @@ from nodeagent.fabric.rail_partners import (
 )
 from nodeagent.fabric.rail_suspects import (
     CheckedLegs,
+    ExplainedLegs,
     Leg,
     RailEnd,
-    RailFinding,
     RailPlace,
     Scope,
     Suspect,
@@ -182,8 +182,8 @@ class RailJudge:
                 continue
             scopes = set(Scope) - {Scope.HOST} if large else Scope
             every = suspects(checked, levels, scopes)
-            findings, self._since[large] = agreed(every, self._since[large], now)
-            for one in findings:
+            explained, self._since[large] = agreed(every, self._since[large], now)
+            for one in explained:
                 text = _mtu_text if large else _loss_text
                 message = text(one, levels, checked.places, reports) + _counters(one, reports, faults)
                 found.append(_anomaly(one, message, checked.places, large=large))
@@ -217,7 +217,7 @@ def _places(plan: Plan) -> tuple[dict[RailEnd, RailPlace], dict[RailEnd, tuple[s
 
 
 def _anomaly(
-    found: RailFinding, message: str, places: Mapping[RailEnd, RailPlace], *, large: bool
+    found: ExplainedLegs, message: str, places: Mapping[RailEnd, RailPlace], *, large: bool
 ) -> Anomaly:
     scope, name, link = found.suspect
     kind = AnomalyKind.PATH_MTU if large else _KINDS[scope]
@@ -247,7 +247,7 @@ def _nothing_passes(count: int, *, large: bool) -> Anomaly:
 
 
 def _loss_text(
-    found: RailFinding,
+    found: ExplainedLegs,
     levels: Mapping[Leg, int],
     places: Mapping[RailEnd, RailPlace],
     reports: Mapping[str, CompactReport],
@@ -283,7 +283,7 @@ def _loss_text(
 
 
 def _counters(
-    found: RailFinding, reports: Mapping[str, CompactReport], faults: Mapping[str, Sequence[LinkFault]]
+    found: ExplainedLegs, reports: Mapping[str, CompactReport], faults: Mapping[str, Sequence[LinkFault]]
 ) -> str:
     """The state that the NIC of a link reports, and where its counters point to."""
     scope, name, link = found.suspect
@@ -298,7 +298,7 @@ def _counters(
 
 
 def _mtu_text(
-    found: RailFinding,
+    found: ExplainedLegs,
     _levels: Mapping[Leg, int],
     places: Mapping[RailEnd, RailPlace],
     reports: Mapping[str, CompactReport],
@@ -319,23 +319,23 @@ def _mtu_text(
     )
 
 
-def _partners(found: RailFinding) -> str:
+def _partners(found: ExplainedLegs) -> str:
     nodes = sorted({end.node for leg in found.legs for end in leg} - {found.suspect.name})
     return f"to and from {len(nodes)} nodes ({names_of(nodes)})"
 
 
-def _rails(found: RailFinding) -> int:
+def _rails(found: ExplainedLegs) -> int:
     return len({end.link for leg in found.legs for end in leg if end.node == found.suspect.name})
 
 
-def _link(found: RailFinding, places: Mapping[RailEnd, RailPlace]) -> str:
+def _link(found: ExplainedLegs, places: Mapping[RailEnd, RailPlace]) -> str:
     _, name, link = found.suspect
     rail = places[RailEnd(name, link)].rail
     return f"{shown(link)} of {name}" + (f" (rail {shown(rail)})" if rail != link else "")
 
 
 def _port(
-    found: RailFinding, places: Mapping[RailEnd, RailPlace], reports: Mapping[str, CompactReport]
+    found: ExplainedLegs, places: Mapping[RailEnd, RailPlace], reports: Mapping[str, CompactReport]
 ) -> str:
     """The port of the leaf switch at the other end of a link, as its node reports it."""
     _, name, link = found.suspect
@@ -344,7 +344,7 @@ def _port(
     return f"the port {shown(ports[link])} of {leaf}" if ports.get(link) else f"its port of {leaf}"
 
 
-def _paths(found: RailFinding) -> int:
+def _paths(found: ExplainedLegs) -> int:
     """How many paths there are if one of them loses packets: a leg has a flow for each of its source ports, and each
     passes a tier twice, but the uplinks of one leaf switch once."""
     good = 1 - len(found.legs) / found.checked

@@ -99,7 +99,7 @@ class Suspect(NamedTuple):
     link: str = ""
 
 
-class RailFinding(NamedTuple):
+class ExplainedLegs(NamedTuple):
     """A suspect with the bad legs that it explains, of ``checked`` legs that pass it. ``rivals`` would explain the
     same legs equally well."""
 
@@ -160,7 +160,7 @@ def gain(bad: int, checked: int) -> float:
 
 def suspects(
     checked: CheckedLegs, bad: Mapping[Leg, int], scopes: Iterable[Scope] = Scope
-) -> Iterator[RailFinding]:
+) -> Iterator[ExplainedLegs]:
     """The places that explain the bad legs, given with their levels; the best explanation first."""
     scopes = frozenset(scopes)
     near = {end for leg in bad if checked.is_near(leg) for end in leg}
@@ -177,7 +177,7 @@ def suspects(
         weight = _weight(best, of, checked)
         if weight < GAIN_MIN:
             continue
-        if weight < -before:  # an earlier finding has explained some of its legs
+        if weight < -before:  # an earlier suspect has explained some of its legs
             heapq.heappush(heap, (-weight, *_key(best), best))
             continue
         if not _is_broad(best, {leg: bad[leg] for leg in of[best]}, checked):
@@ -191,7 +191,7 @@ def suspects(
             and of.get(other, {}).keys() == of[best].keys()
             and checked.counts[other] == checked.counts[best]
         )
-        yield RailFinding(best, legs, checked.counts[best], rivals)
+        yield ExplainedLegs(best, legs, checked.counts[best], rivals)
         for leg in legs:
             for suspect in checked.passed(leg):
                 of.get(suspect, {}).pop(leg, None)
@@ -250,9 +250,9 @@ def _is_several(leaf: Suspect, legs: Mapping[Leg, int], checked: CheckedLegs) ->
 
 
 def agreed(
-    findings: Iterable[RailFinding], before: Mapping[Suspect, float], now: float
-) -> tuple[list[RailFinding], dict[Suspect, float]]:
-    """The findings whose suspect was one ``AGREE_S`` ago too, and since when each has been one."""
-    findings = list(findings)
-    since = {found.suspect: before.get(found.suspect, now) for found in findings}
-    return [found for found in findings if now - since[found.suspect] >= AGREE_S], since
+    explained: Iterable[ExplainedLegs], before: Mapping[Suspect, float], now: float
+) -> tuple[list[ExplainedLegs], dict[Suspect, float]]:
+    """Those whose suspect was one ``AGREE_S`` ago too, and since when each has been one."""
+    explained = list(explained)
+    since = {found.suspect: before.get(found.suspect, now) for found in explained}
+    return [found for found in explained if now - since[found.suspect] >= AGREE_S], since

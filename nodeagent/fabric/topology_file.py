@@ -100,7 +100,7 @@ class FabricTopology(Settings, frozen=True, kw_only=True):
 
 
 def load_topology(text: str, *, name: str) -> Topology:
-    """The topology in a file's text. Raises ``ConfigError`` with all faults of the file."""
+    """The topology in a file's text. Raises ``ConfigError`` with all errors of the file."""
     topology, _ = read_settings(
         text,
         FabricTopology,
@@ -165,7 +165,7 @@ def _unknown(path: Path, name: str, places: dict[str, Path]) -> Iterator[Conflic
 
 
 def _cycles(topology: FabricTopology, places: dict[str, Path]) -> Iterator[Conflict]:
-    """Uplinks that lead back to where they began: one fault for each circle."""
+    """Uplinks that lead back to where they began: one error for each circle."""
     uplinks = {
         switch_key(switch.name): tuple(map(switch_key, switch.uplinks)) for switch in topology.switches
     }

@@ -3,17 +3,20 @@
 Links that went down within ``TOGETHER_S`` have one cause, so they are one trouble: several links of one switch, or of
 one node. ``CLOCKS_S`` counts for a switch of which no link is up. An anomaly of a link that has a fault joins it. The
 verb ``trouble`` and the fabric map show this list.
+
+A trouble has the pods that hold VFs of its links, or of its nodes where no link is named. An anomaly that only makes
+the tree wrong has none: the traffic of no pod suffers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
 from nodeagent.fabric.maintenance import Maintained, under_maintenance
-from nodeagent.fabric.outcome import Anomaly, AnomalyKind
+from nodeagent.fabric.outcome import Anomaly, AnomalyKind, UnplacedNode
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import STATE_LETTERS, shown
 from nodeagent.facts.remedies import remedy_for
@@ -28,6 +31,20 @@ TOGETHER_MIN = 3
 """The fewest links of one switch or node with one cause; two may be a coincidence, or one cable with two lanes."""
 _NAMES_MAX = 8
 _CABLES = frozenset((AnomalyKind.MISCABLED, AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP))
+_TREE_ALONE = frozenset(
+    (
+        AnomalyKind.SHARED_SWITCH,
+        AnomalyKind.OTHER_FABRIC,
+        AnomalyKind.NO_LEAVES,
+        AnomalyKind.DUPLICATE_SYSTEM_NAME,
+        AnomalyKind.SHARED_CHASSIS_ID,
+        AnomalyKind.AMBIGUOUS_SWITCH,
+        AnomalyKind.REPLACED_SWITCH,
+        AnomalyKind.UNDECIDABLE,
+        AnomalyKind.OVERSIZED,
+    )
+)
+"""These make a wrong tree, and no packet takes another way."""
 _OWN_NAME = "give each switch a name of its own"
 _REMEDIES = {
     AnomalyKind.MISCABLED: "move the cable as the message says",
@@ -59,9 +76,16 @@ _REMEDIES = {
 """One for each kind; the table of docs/topology.md has the whole."""
 
 
+HeldOn = Callable[[str], Mapping[str, tuple[str, ...]]]
+"""The links of each pod with VFs, by ``namespace/pod``, on a node."""
+JobOf = Callable[[str], str]
+"""The job of a pod, ``namespace/pod``; empty: it is of none, or not known."""
+
+
 class FabricTrouble(NamedTuple):
     """A fault with its place, its start (Unix time), its reasons, the pods that hold its links, and the remedy.
-    ``maintenance`` says which of it is planned work; empty: nothing."""
+    ``maintenance`` says which of it is planned work; empty: nothing. ``nodes`` are those that it concerns without a
+    link, ``jobs`` the jobs of ``pods``."""
 
     what: str
     where: str
@@ -72,13 +96,30 @@ class FabricTrouble(NamedTuple):
     pods: tuple[str, ...]
     remedy: str
     maintenance: str = ""
+    nodes: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
 
 
-def troubles(plan: Plan, to_unix: float = 0.0, at: float = math.inf) -> list[FabricTrouble]:
+def held_by_none(_node: str) -> Mapping[str, tuple[str, ...]]:
+    return {}
+
+
+def of_no_job(_pod: str) -> str:
+    return ""
+
+
+def troubles(
+    plan: Plan,
+    to_unix: float = 0.0,
+    at: float = math.inf,
+    held: HeldOn = held_by_none,
+    job_of: JobOf = of_no_job,
+) -> list[FabricTrouble]:
     """Everything that is wrong in the reports and in their tree: first what is not planned work, then what concerns
     most pods and links.
 
     ``to_unix`` makes Unix time of the planner's clock. Planned work whose time is over ``at`` this Unix time is none.
+    ``held`` gives the pods of troubles that are no fault of a link, ``job_of`` their jobs.
     """
     outcome = plan.outcome
     faults = [fault for of_node in plan.levels.faults.values() for fault in of_node]
@@ -101,24 +142,11 @@ def troubles(plan: Plan, to_unix: float = 0.0, at: float = math.inf) -> list[Fab
             found.append(_of_link(fault, cables.pop(place, ())))
     for anomaly in (anomaly for same in cables.values() for anomaly in same):
         seen = (plan.memory.anomalies or {}).get(anomaly.place)
-        found.append(_of_anomaly(anomaly, None if seen is None else to_unix + seen))
-    found += (
-        FabricTrouble(
-            "not placed",
-            unplaced.node,
-            None,
-            (),
-            (),
-            (unplaced.reason,),
-            (),
-            f"nodeagent explain {unplaced.node}",
-        )
-        for unplaced in outcome.unplaced
-        if unplaced.node not in cut_off
-    )
+        found.append(_of_anomaly(anomaly, None if seen is None else to_unix + seen, held))
+    found += (_of_unplaced(unplaced, held) for unplaced in outcome.unplaced if unplaced.node not in cut_off)
     if plan.levels.more_faults:
         found.append(_more(plan.levels.more_faults))
-    found = [_with_maintenance(one, plan.levels.maintained, at) for one in found]
+    found = [with_jobs(_with_maintenance(one, plan.levels.maintained, at), job_of) for one in found]
     return sorted(
         found,
         key=lambda one: (
@@ -129,6 +157,12 @@ def troubles(plan: Plan, to_unix: float = 0.0, at: float = math.inf) -> list[Fab
             one.where,
         ),
     )
+
+
+def with_jobs(one: FabricTrouble, job_of: JobOf) -> FabricTrouble:
+    """The trouble with the jobs of its pods."""
+    jobs = {job for pod in one.pods if (job := job_of(pod))}
+    return one._replace(jobs=tuple(sorted(jobs))) if jobs else one
 
 
 def _with_maintenance(one: FabricTrouble, maintained: Maintained, at: float) -> FabricTrouble:
@@ -227,14 +261,39 @@ def _of_link(fault: LinkFault, anomalies: Iterable[Anomaly]) -> FabricTrouble:
     )
 
 
-def _of_anomaly(anomaly: Anomaly, since: float | None) -> FabricTrouble:
+def _of_anomaly(anomaly: Anomaly, since: float | None, held: HeldOn) -> FabricTrouble:
     where = " ".join(filter(None, (anomaly.node, anomaly.link))) or anomaly.switch
     links = ((anomaly.node, anomaly.link),) if anomaly.link else ()
     kind = anomaly.kind.value
     what, text = kind, anomaly.message
     if anomaly.kind in _CABLES:
         what, text = AnomalyKind.MISCABLED.value, f"{kind}: {text}"
-    return FabricTrouble(what, where, since, links, (kind,), (text,), (), _REMEDIES[anomaly.kind])
+    nodes, pods = _concerned(anomaly, held)
+    return FabricTrouble(
+        what, where, since, links, (kind,), (text,), pods, _REMEDIES[anomaly.kind], nodes=nodes
+    )
+
+
+def _concerned(anomaly: Anomaly, held: HeldOn) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The nodes that it concerns without a link, and the pods that hold VFs of its link and on these nodes."""
+    if anomaly.kind in _TREE_ALONE:
+        return (), ()
+    nodes = {anomaly.node, *anomaly.nodes} - {""}
+    pods: set[str] = set()
+    if anomaly.link:
+        nodes.discard(anomaly.node)
+        pods.update(pod for pod, links in held(anomaly.node).items() if anomaly.link in map(shown, links))
+    for node in nodes:
+        pods.update(held(node))
+    return tuple(sorted(nodes)), tuple(sorted(pods))
+
+
+def _of_unplaced(unplaced: UnplacedNode, held: HeldOn) -> FabricTrouble:
+    node = unplaced.node
+    pods = tuple(sorted(held(node)))
+    return FabricTrouble(
+        "not placed", node, None, (), (), (unplaced.reason,), pods, f"nodeagent explain {node}"
+    )
 
 
 def _more(nodes: int) -> FabricTrouble:

@@ -1,6 +1,6 @@
 """Which facts of a node changed, in words: the health of NICs and GPUs, speed and MTU, neighbors, sources, the driver.
 
-Pure. A thing that is seen for the first time is no change if it is sound: an agent that starts sees all of them.
+Pure. The first healthy sighting of a thing is not logged; otherwise every restart would log everything.
 """
 
 from __future__ import annotations

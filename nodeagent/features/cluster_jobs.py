@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import msgspec
@@ -56,11 +56,16 @@ class ClusterJobs:
         try:
             while True:
                 if (plan := self._plans.last) is not None and self.pods.synced.is_set():
-                    pods, held = tuple(self.pods.objects.values()), dict(self._holders.links)
+                    pods, held = tuple(self.pods.objects.values()), self._holders.held_now()
                     self.shown = await in_thread(partial(_first, plan, pods, held))
                 await asyncio.sleep(EVERY_S)
         finally:
             self.shown = []
+
+    def job_of(self, pod: str) -> str:
+        """The job of ``namespace/pod``; empty: it is of none."""
+        found = self.pods.objects.get(pod)
+        return "" if found is None else str(found.job)
 
     async def find(self, text: str, limit: int) -> list[FoundJob]:
         """At most ``limit`` jobs whose name contains ``text``; the one that is called so comes first."""
@@ -100,8 +105,8 @@ def start_jobs(core: ControllerCore, *, wanted: bool) -> ControllerPart:
     """The feature of the controller."""
     if not wanted:
         return ControllerPart(pages={"jobs.json": _off}, state={"jobs": False})
-    core.mirror.pods.with_links = True
     jobs = ClusterJobs(core)
+    core.mirror.pods.job_of = jobs.job_of
     return ControllerPart(
         {"jobs": jobs.lead},
         mirrors={"pods": jobs.pods},
@@ -115,8 +120,8 @@ async def _off(_parameters: Mapping[str, str]) -> Page:
     return Page(404, b"set jobs: true in the configuration of the controller\n")
 
 
-def _first(plan: Plan, pods: Iterable[JobPod | None], held: HeldLinks) -> list[JobFabric]:
+def _first(plan: Plan, pods: Iterable[JobPod | None], held: Callable[[], HeldLinks]) -> list[JobFabric]:
     """A job without a VF is left out: its links are not known, and most Jobs of a cluster use no fabric."""
-    fabrics = FabricOfJobs(plan, held)
+    fabrics = FabricOfJobs(plan, held())
     made = (fabrics.of(job, found) for job, found in by_job(pods).items())
     return fabric_jobs.in_trouble_first((one for one in made if one.links), JOBS_MAX)

@@ -5,7 +5,7 @@ work on NICs.
   reboots.
 * The kubelet gets the devices as Unhealthy. It allocates none of them, and neither ends nor evicts a pod that holds
   one. They stay on its list: it panics if a device in use leaves it.
-* A cordon is no fault: the state stays what the rules say, and no eviction, condition or Event follows from it.
+* A cordon is not a fault: the state stays what the rules say, and no eviction, condition or Event follows from it.
 * A NIC is the identity of its card (``facts/card_identity.py``), so that a cordon follows the card into another slot;
   without one its PCI address.
 """

@@ -379,7 +379,7 @@ class GpuState(JudgedDevice):
 
 def _merge(old: GpuReading, new: GpuReading) -> GpuReading:
     """Keep the last value of each field that could not be read. In a reading without errors ``None`` is a value, except
-    for the places of MIG devices, whose errors are no fault of the GPU."""
+    for the places of MIG devices, whose errors are not a fault of the GPU."""
     if new.fault is None and not new.lost:
         return structs.replace(
             new,

@@ -193,7 +193,7 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
     ignore_xids: Annotated[
         tuple[Xid, ...],
         listed(
-            "XID errors that are no fault of the GPU, in addition to those of the agent's own table "
+            "XID errors that are not a fault of the GPU, in addition to those of the agent's own table "
             "(docs/gpu-health.md)."
         ),
     ] = ()

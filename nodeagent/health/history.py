@@ -5,7 +5,7 @@
 * A counter that returns to its old value was not reset: a driver reported zeros while its firmware did not answer.
 * A step that is larger than the line can carry, or a register of ones, is an implausible value: it is dropped and
   counted. The next value counts from the last plausible one. A second value beyond the same step is a new baseline.
-* ``begin`` starts the windows of some counters again: link training makes errors that are no fault.
+* ``begin`` starts the windows of some counters again: link training makes errors that are not a fault.
 * A counter that another source now reports starts again: the two have different origins.
 * A window ends at the last sample, not at the present: between samples nothing is known.
 * A window is kept in steps of a 32nd of its length, so a day needs no more memory than a minute.

@@ -44,7 +44,7 @@ class JudgedDevice:
 
     kind: Literal["nic", "gpu"]
     watched = False
-    """Whether a missing link is a fault: the device has passed the gate."""
+    """True once the link has been up, or is expected: from then on a missing link is a fault."""
 
     def __init__(self) -> None:
         self.holds: dict[str, Hold] = {}

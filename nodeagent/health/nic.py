@@ -4,7 +4,7 @@
   call. A clock that steps back stands still here.
 * A VF has the health of its PF, and is worse where it has structural faults of its own.
 * An unknown value changes nothing that is allocatable.
-* The gate: a link that was never up and is not expected is no fault, unless most links of the same role were up.
+* The gate: a link that was never up and is not expected is not a fault, unless most links of the same role were up.
 * A sample of the same thing as a fact is the second witness. A fact from sysfs has priority over it, because sysfs is
   read at once after every event. A sample replaces a missing fact (in a replay) and an older fact (when a scan hangs).
 * Equal facts give equal answers, to the second and to the byte.

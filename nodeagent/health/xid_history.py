@@ -9,7 +9,7 @@ from nodeagent.health.rules.xids import APPLICATION, REPEATED, Severity, severit
 from nodeagent.host.gpu_driver import DriverMessage
 
 INCIDENT_S = 300.0
-"""An XID that comes again within this time belongs to the same incident: one fault makes dozens of lines."""
+"""An XID that comes again within this time belongs to the same fault, which makes dozens of lines."""
 LINE_S = 10.0
 """The kernel log and NVML report one error at most so far apart; the log is read every second."""
 _NUMBERS_MAX = 64
@@ -18,7 +18,7 @@ _NUMBERS_MAX = 64
 class XidHistory:
     def __init__(self, times: Mapping[int, tuple[float, ...]] | None = None) -> None:
         self.times: dict[int, tuple[float, ...]] = dict(times or {})
-        """The beginnings of the last incidents by XID, the oldest first."""
+        """The beginnings of the last faults by XID, the oldest first."""
         self._lines: dict[int, tuple[DriverMessage, float]] = {}
 
     def add(self, xid: int, now: float, settings: GpuSettings) -> None:
@@ -31,7 +31,7 @@ class XidHistory:
             self.times[xid] = (*times, now)[-settings.xid_repeats :]
 
     def forgive(self, xid: int) -> None:
-        """Another GPU reports this XID: if applications cause it, it is no fault of this GPU."""
+        """Another GPU reports this XID: if applications cause it, it is not a fault of this GPU."""
         if xid in APPLICATION:
             self.times.pop(xid, None)
 

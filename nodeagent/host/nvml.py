@@ -395,7 +395,7 @@ def _address(handle: Any) -> int:
 
 
 def _name(lib: Any, handle: Any) -> str:
-    """The name is for people: bytes that are no text are escaped and are no fault of the GPU."""
+    """The name is for people: bytes that are no text are escaped and are not a fault of the GPU."""
     try:
         return str(lib.nvmlDeviceGetName(handle))
     except UnicodeDecodeError as error:

@@ -258,7 +258,7 @@ class OpenAttributes:
 
 
 class SysfsScan:
-    """One scan that does not raise: an unreadable file counts as absent, and ``problems`` lists it.
+    """One scan that does not raise: an unreadable file counts as absent, and ``unreadable`` lists it.
 
     ``unread`` lists the files whose values others wait for: what each decides, as ``deciding`` named it, and its path.
     """
@@ -266,7 +266,7 @@ class SysfsScan:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.unread: set[tuple[str, str, str]] = set()
-        self._problems: set[str] = set()
+        self._unreadable: set[str] = set()
         self._decides: tuple[str, str] | None = None
 
     @contextmanager
@@ -283,12 +283,12 @@ class SysfsScan:
         if self._decides is not None:
             self.unread.add((*self._decides, path))
 
-    def note(self, problem: str) -> None:
-        self._problems.add(problem)
+    def note(self, what: str) -> None:
+        self._unreadable.add(what)
 
-    def problems(self) -> tuple[str, ...]:
+    def unreadable(self) -> tuple[str, ...]:
         """Sentences in alphabetical order."""
-        return tuple(sorted(self._problems))
+        return tuple(sorted(self._unreadable))
 
     def read(self, get: Callable[[str], T | None], path: str) -> T | None:
         try:

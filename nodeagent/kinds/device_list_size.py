@@ -6,7 +6,7 @@ must also fit on the day that the GPU fails.
 
 From Kubernetes 1.36 on, the kubelet writes each device of a pod into the status of the pod
 (``allocatedResourcesStatus``). etcd refuses a larger request, and the status of that pod is never written again. Only
-a pod that holds very many slices reaches this limit, so small slices are a remark and no fault.
+a pod that holds very many slices reaches this limit, so small slices are a remark and not a fault.
 """
 
 from __future__ import annotations

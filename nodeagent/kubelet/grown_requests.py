@@ -1,9 +1,9 @@
-"""The sizes that requests grew to, kept over restarts of the agent.
+"""How large requests of each size became, kept over restarts of the agent.
 
 The kubelet gives the devices of a finished init container to the next container, and asks only for the rest. So the
 first, smaller request fixes the GPU before the agent can see the larger one; no request names its pod or container. The
-agent notes, for each size, what requests of this size grew to. A later request of this size then goes to a GPU with
-room for that. A size without any note goes to the emptiest GPU once.
+agent remembers, for each size, how large requests of this size became. A later request of this size then goes to a GPU
+with room for that. A size without any note goes to the emptiest GPU once.
 
 Simulated on eight GPUs of 79 slices with random pods (load 0.7 and 0.95, four mixes of sizes): without init containers
 refusals and the largest free block are those of best fit; with init containers in half of the pods 2 to 23 % of the
@@ -57,7 +57,7 @@ class GrownRequests:
         """``notes`` are those of an earlier agent; ``on_news`` is called after each request that may change them."""
         self._on_news = on_news
         self._ends = {size: deque(ends, NOTED_MAX) for size, ends in (notes or {}).items()}
-        """The last size that requests grew to, by their first size; equal if a request did not grow."""
+        """The last size that requests reached, by their first size; equal if a request did not grow."""
         self._sizes: list[int] = []
         """The sizes of the present chain of requests."""
         self._ids: frozenset[str] = frozenset()
@@ -70,11 +70,11 @@ class GrownRequests:
 
     @property
     def notes(self) -> dict[int, list[int]]:
-        """The sizes that requests of each size grew to, without repetition."""
+        """The sizes that requests of each size reached, without repetition."""
         return {size: sorted(set(ends)) for size, ends in self._ends.items()}
 
     def later_sizes(self, size: int) -> tuple[int, ...] | None:
-        """Return the sizes that requests of this size grew to; ``None`` if no request of this size is noted."""
+        """Return the sizes that requests of this size reached; ``None`` if no request of this size is remembered."""
         ends = self._ends.get(size)
         return None if ends is None else tuple(sorted({end for end in ends if end > size}))
 

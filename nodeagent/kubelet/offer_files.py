@@ -248,7 +248,7 @@ def _timed_out(paths: Mapping[str, Path]) -> dict[str, OSError]:
 
 
 def _not_yet(paths: Mapping[str, Path]) -> dict[str, OSError]:
-    """For a disk that is slow at the start, which is no fault of the machine yet."""
+    """For a disk that is slow at the start, which is not a fault of the machine yet."""
     reason = "the file system has not answered yet"
     return {need: OSError(errno.EINPROGRESS, reason, str(path)) for need, path in paths.items()}
 

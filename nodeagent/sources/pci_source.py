@@ -230,7 +230,7 @@ def scan(tree: Tree) -> PciFacts:
         product=product.strip() or None,
         functions=ordered,
         links=pf_links,
-        unreadable=sysfs.problems(),
+        unreadable=sysfs.unreadable(),
         gpus=gpus,
         unread=tuple(UnreadValue(*one) for one in sorted(sysfs.unread) if one[0] not in vfs),
     )

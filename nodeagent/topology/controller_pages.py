@@ -47,7 +47,7 @@ PODS_FOUND_MAX = 12
 
 
 class InForce(Protocol):
-    """``FabricInForce``: the parts, and the first fault of the file; empty while its content is in force."""
+    """``FabricInForce``: the parts, and the first error of the file; empty while its content is in force."""
 
     @property
     def parts(self) -> FabricParts: ...
@@ -130,6 +130,8 @@ class ControllerPages:
         prepared = self._fabric.parts.planner.prepare(plan_at)
         view = partial(
             fabric_view,
+            held=self._fabric.parts.mirror.pods.held,
+            job_of=self._fabric.parts.mirror.pods.job_of,
             writes=self._writes.log.recent(),
             changes=self._fabric.parts.mirror.changes.newest(),
             runbook=self._settings.runbook,

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import starmap
 
 import msgspec
 
@@ -27,11 +28,12 @@ from nodeagent.base.change_log import CONTROLLER_MAX, ChangeLog
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
-from nodeagent.fabric.jobs import held_links
+from nodeagent.fabric.jobs import HeldLinks, held_links
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, standing
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
 from nodeagent.fabric.report_changes import report_changes
 from nodeagent.fabric.reports import InternPool, only_legs_differ
+from nodeagent.fabric.troubles import JobOf, of_no_job
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
@@ -43,6 +45,8 @@ PODS_MAX = 128
 """Of one node, as in the definition of NodeLinks."""
 NAME_MAX = 63 + 1 + 253
 """``namespace/pod``, by RFC 1123."""
+_LINKS_TEXT_MAX = 2048
+"""Of one pod: the names of 128 links."""
 
 
 class FoundPod(msgspec.Struct, frozen=True):
@@ -56,18 +60,18 @@ _HOLDERS = msgspec.json.Decoder(tuple[VfHolder, ...])
 
 
 class PodIndex:
-    """The names of the pods that reports list as holders of VFs, for the search of the fabric map.
+    """The pods that reports list as holders of VFs, with their links: for the search of the fabric map, the list of
+    troubles and the metrics of jobs.
 
     It keeps one text for each node that reports holders, and nothing for the others: 10,000 nodes with one pod each
-    take less than 2 MiB. The rest of a holder is asked of the API server when its node is selected.
+    take less than 4 MiB. The rest of a holder is asked of the API server when its node is selected.
     """
 
     def __init__(self) -> None:
         self._pods: dict[str, str] = {}
-        """``namespace/pod`` on lines of their own, by node."""
-        self.with_links = False
-        self.links: dict[str, dict[str, tuple[str, ...]]] = {}
-        """The links of each pod by node, if ``with_links`` asks for them before the first report."""
+        """``namespace/pod``, a tab and its links with commas, on lines of their own, by node."""
+        self.job_of: JobOf = of_no_job
+        """The job of ``namespace/pod``, if the feature of jobs knows it."""
 
     def take(self, node: str, holders: bytes) -> bool:
         """Replace the pods of a node by those in the JSON of ``holders``. Unreadable ones count as none. Return whether
@@ -78,17 +82,22 @@ class PodIndex:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             found = ()
         if found:
-            names = (f"{holder.namespace}/{holder.pod}" for holder in found)
-            self._pods[node] = "\n".join(one_line(name, NAME_MAX, ascii_only=True) for name in names)
-            if self.with_links:
-                self.links[node] = held_links(found)
+            self._pods[node] = "\n".join(starmap(_line, held_links(found).items()))
         else:
             self.forget(node)
         return self._pods.get(node) != before
 
     def forget(self, node: str) -> None:
         self._pods.pop(node, None)
-        self.links.pop(node, None)
+
+    def held(self, node: str) -> Mapping[str, tuple[str, ...]]:
+        """The links of each pod on a node, by ``namespace/pod``."""
+        return _held(self._pods.get(node, ""))
+
+    def held_now(self) -> Callable[[], HeldLinks]:
+        """A function that makes the links of each pod by node, of this moment. It may run in a thread."""
+        pods = self._pods.copy()
+        return lambda: {node: _held(text) for node, text in pods.items()}
 
     async def find(self, text: str, limit: int) -> tuple[FoundPod, ...]:
         """At most ``limit`` pods whose ``namespace/name`` contains ``text``."""
@@ -98,12 +107,22 @@ class PodIndex:
             found: list[FoundPod] = []
             for node, names in pods:
                 if wanted in names:
-                    found += (FoundPod(name, node) for name in names.split("\n") if wanted in name)
+                    found += (FoundPod(name, node) for name in _held(names) if wanted in name)
                 if len(found) >= limit:
                     break
             return tuple(found[:limit])
 
         return await in_thread(search)
+
+
+def _line(pod: str, links: tuple[str, ...]) -> str:
+    held = one_line(",".join(links), _LINKS_TEXT_MAX, ascii_only=True)
+    return f"{one_line(pod, NAME_MAX, ascii_only=True)}\t{held}"
+
+
+def _held(text: str) -> dict[str, tuple[str, ...]]:
+    lines = (line.partition("\t") for line in text.split("\n") if line)
+    return {pod: tuple(links.split(",")) for pod, _, links in lines}
 
 
 class RawReport(msgspec.Struct, rename="camel"):

@@ -70,7 +70,7 @@ class PageSources(NamedTuple):
     check_rails: Callable[[str, str, float], Awaitable[bytes]]
     """Send a burst from this node to another for some seconds, for ``nodeagent rails check``; the result as JSON."""
     configuration_fault: Callable[[], str]
-    """The first fault of the configuration file; empty while its content is in force."""
+    """The first error of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
     cluster_writes: Callable[[], tuple[ClusterWrites, ...]]
     cluster_remarks: Callable[[], tuple[str, ...]]

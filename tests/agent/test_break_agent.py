@@ -290,7 +290,7 @@ async def test_a_task_that_failed_and_works_again_leaves_no_facts_marked_as_old(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Sampler, "watch", watch)
-    task = asyncio.create_task(Discovery(inventory, Config(), tmp_path, sampled=True).run())
+    task = asyncio.create_task(Discovery(inventory, Config, tmp_path, sampled=True).run())
     try:
         async with asyncio.timeout(30):
             await again.wait()

@@ -22,6 +22,7 @@ from nodeagent.facts.model import Snapshot
 from nodeagent.kinds.volcano_vgpus import NUMBER
 from nodeagent.offering.device_offering import DeviceOffering
 from nodeagent_lab.sim.apiserver import ApiServer
+from tests.support.kept_sections import kept_beside
 from tests.support.running_agent import Node, node, shorten_holdings
 from tests.support.setting_leaves import another, changed, leaves
 from tests.support.waiting import until
@@ -285,6 +286,9 @@ async def goes_and_returns(path: str, n: Node, server: ApiServer) -> None:
     if shown in (volcano, taints):  # another program is told later
         await until(lambda: shown(n, server) != before, f"{path} is in force")
     assert shown(n, server) != before, f"{path} is in force"
+    assert not kept_beside((n.agent._config, n.agent.file._in_force), n.agent), (
+        f"no part keeps what {path} had"
+    )
     await take(n, base)
     await until(lambda: shown(n, server) == before, f"{path} is as before, after the holds of what recovers")
 

@@ -15,6 +15,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -395,6 +396,31 @@ def test_each_feature_stands_in_the_contracts_of_features() -> None:
     assert set(named["Features are independent of each other"]["modules"]) == features
     core = named["The core of the controller names no feature"]
     assert set(core["forbidden_modules"]) == features
+
+
+def test_the_page_of_design_has_each_room_on_its_storey_and_its_floor() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(
+        one["layers"] for one in contracts if one["type"] == "layers" and one["containers"] == ["nodeagent"]
+    )
+    floors = {room: at for at, layer in enumerate(layers, 1) for room in re.findall(r"\w+", layer)}
+    page = (ROOT / "docs" / "design.md").read_text()
+    storeys = page.partition("\n## Seven storeys\n")[2].partition("\n## ")[0]
+    listed = [
+        re.findall(r"`(\w+)`", line.split("|")[3]) for line in storeys.splitlines() if line.startswith("| ")
+    ][1:]
+    assert len(listed) == 7
+    rooms = [room for storey in listed for room in storey]
+    assert sorted(rooms) == sorted(floors), "docs/design.md, Seven storeys: each room once"
+    for upper, lower in pairwise(listed):
+        assert max(floors[room] for room in upper) < min(floors[room] for room in lower), (upper, lower)
+    table = page.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    stated = {
+        room: int(floor)
+        for floor, names in re.findall(r"^\| (\d+) \| ([^|]+) \|", table, re.M)
+        for room in re.findall(r"`(\w+)/?`", names)
+    }
+    assert stated == floors, "docs/design.md, Rooms: the floor of each room"
 
 
 def test_each_kind_of_device_has_every_method_without_a_default() -> None:

@@ -102,7 +102,7 @@ class Look:
         self.state = state
         self.inventory = Inventory()
         rails = {name: RailMemory(state / name) for name in ENTRIES}
-        self.discovery = Discovery(self.inventory, config("rails"), root, rails=rails["rails"])
+        self.discovery = Discovery(self.inventory, lambda: config("rails"), root, rails=rails["rails"])
         self.tree = self.discovery._tree
         files = OfferFiles(DeviceInfoFiles(state / "devinfo"), CdiSpecFiles(state / "cdi"))
         self.offerings = {

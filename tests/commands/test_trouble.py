@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import partial, reduce
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,13 @@ from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.link_faults import LinkFault
 from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
-from nodeagent.fabric.troubles import FabricTrouble, _one_cause, troubles
+from nodeagent.fabric.outcome import Anomaly, AnomalyKind
+from nodeagent.fabric.troubles import _TREE_ALONE, FabricTrouble, _one_cause, troubles
 from nodeagent.facts.remedies import remedy_of
 from nodeagent.health.rules.links import LINK_RULES
 from tests.commands.test_cabling import hall, write
+from tests.commands.test_plan_live import fill, kubeconfig, serving
+from tests.support import job_pods
 from tests.support.halls import Hall
 from tests.support.manifests import ROOT
 
@@ -167,6 +172,74 @@ def test_what_concerns_most_pods_comes_first_with_its_remedy(tmp_path: Path) -> 
     ]
 
 
+def with_pod(report: NodeLinks, pod: str, *links: str) -> NodeLinks:
+    vfs = tuple(HeldVf(link=link, pci_address="0000:1b:00.1") for link in links)
+    holder = VfHolder(namespace="ml", pod=pod, vfs=vfs, since="2027-01-15T07:00:00Z")
+    return structs.replace(report, holders=(*report.holders, holder))
+
+
+def test_wrong_cables_have_the_pods_of_their_links_and_are_sorted_by_them(tmp_path: Path) -> None:
+    made = hall()
+    made.cables["su0-n00", 2] = "su1-leaf2"
+    made.cables["su0-n05", 1] = "su1-leaf1"
+    pods = {"train-0": "rail1", "train-1": "rail1", "beside": "rail0"}
+    reports = [
+        reduce(lambda had, pod: with_pod(had, *pod), pods.items(), report)
+        if report.node_name == "su0-n05"
+        else report
+        for report in made.reports()
+    ]
+    first, second = read_troubles(preview(reports, tmp_path))
+    assert (first.where, first.pods) == ("su0-n05 rail1", ("ml/train-0", "ml/train-1"))
+    assert (second.where, second.pods) == ("su0-n00 rail2", ())
+
+
+def read_troubles(made: Preview) -> list[FabricTrouble]:
+    return troubles(made.plan, held=made.held)
+
+
+def test_an_anomaly_of_nodes_has_the_pods_of_these_nodes(tmp_path: Path) -> None:
+    made = hall()
+    for rail in range(4):
+        made.cables["su0-n03", rail] = f"su0-leaf{(rail + 1) % 4}"
+    reports = [with_pod(report, f"on-{report.node_name}", "rail0", "rail3") for report in made.reports()]
+    (one,) = read_troubles(preview(reports, tmp_path))
+    assert (one.what, one.nodes, one.pods) == ("rail-shift", ("su0-n03",), ("ml/on-su0-n03",))
+
+
+def test_an_anomaly_that_makes_the_tree_wrong_alone_concerns_no_pod(tmp_path: Path) -> None:
+    """Else what nobody has to hurry with would be first, with the pods of a whole hall."""
+    made = hall()
+    reports = [with_pod(report, f"on-{report.node_name}", "rail0") for report in made.reports()]
+    for kind in AnomalyKind:
+        anomaly = Anomaly(kind, "", "", "su0-leaf0", "said", tuple(report.node_name for report in reports))
+        view = preview(reports, tmp_path)
+        plan = replace(view.plan, outcome=replace(view.plan.outcome, anomalies=(anomaly,)))
+        (one,) = troubles(plan, held=view.held)
+        assert bool(one.pods) == (kind not in _TREE_ALONE), kind
+        assert bool(one.pods) == bool(one.nodes), kind
+
+
+def test_the_pods_of_a_file_name_their_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = hall()
+    made.cables["su0-n05", 1] = "su1-leaf1"
+    reports = [
+        with_pod(report, "llm-0-x7k2p", "rail1") if report.node_name == "su0-n05" else report
+        for report in made.reports()
+    ]
+    write(tmp_path / "reports.json", reports)
+    pod = job_pods.of_job("llm", node="su0-n05")
+    assert (pod["metadata"]["namespace"], pod["metadata"]["name"]) == ("ml", "llm-0-x7k2p")
+    (tmp_path / "pods.json").write_text(json.dumps(pod))
+    assert main(["trouble", "--from", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert "  pods: ml/llm-0-x7k2p\n  jobs: Job ml/llm\n" in out
+    assert "other kinds" not in err
+    assert main(["trouble", "--from", str(tmp_path), "--json"]) == 1
+    (one,) = json.loads(capsys.readouterr().out)["troubles"]
+    assert (one["pods"], one["jobs"]) == (["ml/llm-0-x7k2p"], ["Job ml/llm"])
+
+
 @pytest.mark.parametrize("at", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+12:00", "yesterday"])
 def test_a_time_that_no_clock_shows_stops_no_list(at: str, tmp_path: Path) -> None:
     """One node writes it, and everybody reads the list."""
@@ -246,6 +319,34 @@ def test_the_verb_fails_if_anything_is_wrong(
 
 def test_each_fault_of_a_link_by_facts_has_a_remedy() -> None:
     assert [rule.key for rule in LINK_RULES if remedy_of(rule.key) is None] == []
+
+
+@pytest.mark.parametrize("may", [True, False])
+async def test_the_jobs_of_a_cluster_are_named_where_its_pods_may_be_read(
+    may: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the namespaces of these pods alone."""
+    async with serving() as server:
+        fill(server)
+        pod = job_pods.of_job("llm", node="su000-n000")
+        server.put(pod)
+        server.put(job_pods.of_job("other", node="su000-n001", namespace="elsewhere"))
+        report = server.find("nodelinks", "su000-n000", "nodeagent")
+        assert report is not None
+        report["links"][0] |= {"state": "down", "reasons": ["carrier_down"]}
+        vfs = [{"link": report["links"][0]["name"], "pciAddress": "0000:18:00.1"}]
+        holder = {"namespace": "ml", "pod": pod["metadata"]["name"], "vfs": vfs, "since": AT}
+        server.put(report | {"holders": [holder]})
+        if not may:
+            server.fail("403", resource="pods", times=None)
+        way = ["--kubeconfig", str(kubeconfig(server, tmp_path / "kubeconfig"))]
+        assert await asyncio.to_thread(main, ["trouble", *way]) == 1
+        asked = {(seen.verb, seen.namespace) for seen in server.requests if seen.resource == "pods"}
+    out, err = capsys.readouterr()
+    assert "  pods: ml/llm-0-x7k2p\n" in out
+    assert ("  jobs: Job ml/llm\n" in out) == may
+    assert ("the jobs of the pods are not known" in err) == (not may)
+    assert asked == {("list", "ml")}
 
 
 def test_watching_ends_with_the_reader_of_its_pipe() -> None:

@@ -12,12 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 
-from nodeagent.config.in_force import needs_restart
-from nodeagent.config.setting import Settings
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
@@ -25,6 +22,7 @@ from nodeagent.kube.access import Access
 from nodeagent.topology.parts import FabricParts
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.infiniband.test_ib_fabric import DISCOVERED
+from tests.support.kept_sections import kept_beside
 from tests.support.setting_leaves import another, changed, leaves
 from tests.support.waiting import until
 
@@ -78,6 +76,13 @@ def named(caplog: pytest.LogCaptureFixture) -> set[str]:
     return {line.removeprefix(WAITS) for line in caplog.messages if line.startswith(WAITS)}
 
 
+def in_force_alone(controller: Controller) -> bool:
+    """Whether no part, and no task of the parts that were replaced, keeps a section that is not in force."""
+    assert controller.fabric.file is not None
+    read, _topology = controller.fabric.file._in_force
+    return not kept_beside((controller.fabric._config, read), controller)
+
+
 async def test_each_setting_is_in_force_in_the_running_controller_or_named_as_waiting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -101,7 +106,7 @@ async def test_each_setting_is_in_force_in_the_running_controller_or_named_as_wa
         begun, Access(server.url, token=server.token()), ReplicaSettings("nodeagent", "a", None), NO_TOPOLOGY
     )
     controller.fabric.follow(file)
-    running = asyncio.create_task(controller.run())
+    running, searched = asyncio.create_task(controller.run()), set[str]()
     try:
         await until(lambda: controller.lease.leading)
         for path, restart in leaves(FabricConfig).items():
@@ -117,6 +122,9 @@ async def test_each_setting_is_in_force_in_the_running_controller_or_named_as_wa
                 await until(partial(counts, before, config), f"{path} is in force")
                 assert not named(caplog)
                 assert controller.fabric.debounce_s == config.hysteresis.debounce_seconds
+                if (section := path.rpartition(".")[0]) not in searched:
+                    await until(partial(in_force_alone, controller), f"no part keeps what {path} had")
+                    searched.add(section)
         caplog.clear()
         write(STARTED)
         await until(lambda: controller.made == begun)
@@ -126,21 +134,3 @@ async def test_each_setting_is_in_force_in_the_running_controller_or_named_as_wa
         running.cancel()
         await asyncio.wait((running,))
         await server.stop()
-
-
-def test_the_controller_keeps_no_section_beside_the_parts_that_a_change_replaces() -> None:
-    """A setting that it keeps from its start must need a restart."""
-    waiting = {type(field.default) for field in msgspec.structs.fields(FabricConfig) if needs_restart(field)}
-
-    async def kept() -> set[type]:
-        access = Access("http://127.0.0.1:1")
-        controller = Controller(FabricConfig(), access, ReplicaSettings("nodeagent", "a", None))
-        return {
-            type(value)
-            for part in (controller, *vars(controller).values())
-            if part is not controller.fabric and not isinstance(part, FabricParts)
-            for value in getattr(part, "__dict__", {}).values()
-            if isinstance(value, Settings)
-        }
-
-    assert asyncio.run(kept()) <= waiting

@@ -8,6 +8,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
@@ -153,7 +154,7 @@ async def test_an_annotation_withdraws_devices_and_its_end_returns_them(folder: 
             await offers(8, 632)
             annotate(folder, "nic3=down, gpu2=xid79, gpu8=xid79")
             refusal = await line_of(simulator, "Fault not applied")
-            assert "'gpu8=xid79' is no fault of this machine: nic0 to nic7 can be" in refusal
+            assert "'gpu8=xid79' is not a fault of this machine: nic0 to nic7 can be" in refusal
             assert await line_of(simulator, "Faults") == "Faults of this machine: gpu2=xid79, nic3=down"
             await offers(0, 632 - 79)
             annotate(folder, "nic3=down")
@@ -171,7 +172,7 @@ async def node_report(folder: Path, node: str) -> Manifest:
     folder.mkdir()
     await asyncio.to_thread(cli.main, arguments("machine", folder, node))
     inventory = Inventory()
-    discovery = Discovery(inventory, configured(folder), folder / "machine", node_name=node)
+    discovery = Discovery(inventory, partial(configured, folder), folder / "machine", node_name=node)
     task = asyncio.create_task(discovery.run())
     try:
         async with asyncio.timeout(120):

@@ -224,3 +224,16 @@ def test_every_overlay_is_listed() -> None:
         text = (ROOT / page).read_text()
         for folder in (DAEMONSET / "overlays").iterdir():
             assert f"overlays/{folder.name}" in text, f"{page} does not list overlays/{folder.name}"
+
+
+VAGUE = re.compile(r"(?<!Node )\b(?:problem|issue|complaint)s?\b(?! \d| Detector)", re.I)
+
+
+@one_item("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_it_says_fault_reason_anomaly_finding_or_remark_and_no_vaguer_word(page: Path) -> None:
+    """``docs/glossary.md`` has these words. Code, links and names of other programs are left out."""
+    if page.name in ("glossary.md", "peers.md") or "node-problem-detector" in str(page):
+        return
+    text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|[\w-]+-detector", "", page.read_text(), flags=re.S)
+    if page.parent.name != "decisions":  # a form for issues of the forge
+        assert VAGUE.findall(text) == []

@@ -1,6 +1,6 @@
 """Each protection of the device-plugin path has a line for claims, and the reverse, or a reason why it has none.
 
-The rows are the invariants of ``kubelet/``, ``dra/`` and ``kinds/`` in CONTRIBUTING.md, and protections that have
+The rows are the invariants of ``kubelet/``, ``dra/`` and ``kinds/`` in docs/invariants.md, and protections that have
 no invariant there (``UNSTATED``). A line is a test, ``file::name``; a text without ``::`` is the reason why the path
 needs none.
 """
@@ -23,7 +23,7 @@ PUBLISHER, POOLS = "cluster/test_slice_publisher.py", "dra/test_published_pools.
 
 class Protection(NamedTuple):
     invariant: str
-    """The beginning of its sentence in CONTRIBUTING.md."""
+    """The beginning of its sentence in docs/invariants.md."""
     plugin: str
     claims: str
 
@@ -233,7 +233,9 @@ TABLE = (
 
 def invariants(section: str) -> list[str]:
     """The bold sentences of a section of the invariants."""
-    text = (ROOT / "CONTRIBUTING.md").read_text().partition(f"### `{section}/`\n")[2].partition("\n### ")[0]
+    text = (
+        (ROOT / "docs/invariants.md").read_text().partition(f"\n## `{section}/`\n")[2].partition("\n## ")[0]
+    )
     return [" ".join(found.split()) for found in re.findall(r"^\* \*\*(.*?)\*\*", text, re.M | re.S)]
 
 

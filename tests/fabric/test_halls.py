@@ -1,7 +1,7 @@
 """Generated halls: correct cabling of every kind has no anomaly, and each fault is named once.
 
 The generator of the halls (``tests/support/halls.py``) adds the faults, and counts the anomalies that each must cause.
-Nothing else may be reported, and no fault may change the tree.
+Nothing else may be reported, and not a fault may change the tree.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from nodeagent.fabric.rail_suspects import (
     AGREE_S,
     CheckedLegs,
+    ExplainedLegs,
     Leg,
-    RailFinding,
     Scope,
     Suspect,
     agreed,
@@ -151,8 +151,8 @@ def test_a_liar_does_not_hide_or_move_a_fault(liar: str, number: int):
 
 
 def test_two_judgements_agree_before_a_place_is_named():
-    def finding(place: Suspect) -> RailFinding:
-        return RailFinding(place, (), 1)
+    def finding(place: Suspect) -> ExplainedLegs:
+        return ExplainedLegs(place, (), 1)
 
     first, since = agreed([finding(DEAD)], {}, 10.0)
     second, since = agreed([finding(DEAD), finding(LEAF)], since, 10.0 + AGREE_S)

@@ -155,12 +155,12 @@ async def test_ten_thousand_jobs_make_two_hundred_series_of_each_family() -> Non
         for number in range(10_000):
             pod = jobs.pods._take(job_read(f"j{number:05}", f"node-0{number % 4}"))
             jobs.pods.objects[f"ml/{number}"] = pod
-        held = {f"ml/j{number:05}-0-x7k2p": ("nic0",) for number in range(10_000)}
-        parts.mirror.pods.links.update({f"node-0{n}": held for n in range(4)})
+        held = "\n".join(f"ml/j{number:05}-0-x7k2p\tnic0" for number in range(10_000))
+        parts.mirror.pods._pods.update({f"node-0{n}": held for n in range(4)})
         await until(lambda: len(series(controller)) == 2 * JOBS_MAX)
         server.put(nodelinks("node-03", leaves(0), state="down") | {"holders": []})
-        await until(lambda: parts.mirror.pods.links.get("node-03") is None)
-        parts.mirror.pods.links["node-03"] = held
+        await until(lambda: not parts.mirror.pods.held("node-03"))
+        parts.mirror.pods._pods["node-03"] = held
         await until(lambda: sum(series(controller).values()) == 2 * JOBS_MAX)
         shown = {name for name, count in series(controller).items() if name.startswith("links_degraded")}
         assert f"links_degraded{of('ml/Job/j00003')}" in shown

@@ -184,7 +184,7 @@ async def test_without_reports_the_file_stays() -> None:
 def test_blocks_without_a_domain_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
     outcome = PlanOutcome((), {}, {}, (), (), ())
     assert slurm_topology(SlurmSettings(format="block"), "compute", outcome) is None
-    assert not caplog.records, "an empty tree is no fault of a setting"
+    assert not caplog.records, "an empty tree is not a fault of a setting"
 
 
 async def test_blocks_without_a_domain_are_said_once_a_check(caplog: pytest.LogCaptureFixture) -> None:

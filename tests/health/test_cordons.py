@@ -1,4 +1,4 @@
-"""Cordoned devices: no new pod gets them, pods that hold them keep them, and no fault is hidden."""
+"""Cordoned devices: no new pod gets them, pods that hold them keep them, and not a fault is hidden."""
 
 from __future__ import annotations
 

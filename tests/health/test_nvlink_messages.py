@@ -29,7 +29,7 @@ def test_a_fatal_line_makes_the_xid_fatal_and_names_link_and_cause(order):
         assert bench.xid(1, 149).health().allocatable
         bench.message(2, link_down())
     else:
-        assert bench.message(1, link_down()).health() == HEALTHY, "a line alone is no fault"
+        assert bench.message(1, link_down()).health() == HEALTHY, "a line alone is not a fault"
         bench.xid(2, 149)
     health = bench.health()
     assert (health.state, health.allocatable) == (State.UNHEALTHY, False)

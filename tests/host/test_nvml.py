@@ -686,7 +686,7 @@ def test_the_places_of_mig_devices_and_what_is_in_them_are_read(young, old, mach
     machine.set(gpu(0, mig=1), SMALL, "fail nvmlDeviceGetGpuInstances 4 0")
     (reading,) = nvml.gpus()
     assert (reading.mig_profiles, reading.fault) == (None, None), (
-        "no right to see them is no fault of the GPU"
+        "no right to see them is not a fault of the GPU"
     )
     machine.set(gpu(0, mig=1, lost=1), SMALL)
     (reading,) = nvml.gpus()

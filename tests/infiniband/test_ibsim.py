@@ -135,7 +135,7 @@ class HallNode:
             f"{HEAD}infiniband: {{query: auto}}\ngpu: {{driver: none}}\nlldp: {{source: none}}\n", name="hall"
         )
         self.offer = Offer(config)
-        self.discovery = Discovery(self.inventory, config, self.root, node_name=name)
+        self.discovery = Discovery(self.inventory, lambda: config, self.root, node_name=name)
         self.links = {
             place: hca(name, device) for device, place in enumerate(infiniband_machine.umads(self.root))
         }

@@ -353,7 +353,7 @@ async def test_the_kernel_log_says_why_a_gpu_is_not_reached(machine):
         await published.keys("", "")
         published.facts.take_functions(functions)
         published.facts.take_messages([said])
-        assert published.gpus[1].health == HEALTHY, "a line alone is no fault"
+        assert published.gpus[1].health == HEALTHY, "a line alone is not a fault"
         machine.set(recorded(0))
         await published.keys("", "gpu_lost")
         assert (

@@ -4,8 +4,8 @@ The test declares the file, as a path from the top folder in which ``*`` stands 
 
     @pytest.mark.golden("docs/reference/doctor.md")
 
-`hack/golden.py` finds the tests by these marks, and CONTRIBUTING.md has the table of them. A test that compares a file
-which it does not declare fails. ``NODEAGENT_GOLDEN=write`` asks a run of the tests to write.
+`hack/golden.py` finds the tests by these marks. A test that compares a file which it does not declare fails.
+``NODEAGENT_GOLDEN=write`` asks a run of the tests to write.
 """
 
 from __future__ import annotations

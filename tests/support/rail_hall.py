@@ -23,9 +23,9 @@ from nodeagent.fabric.rail_anomalies import ACROSS_PORTS as FLOWS
 from nodeagent.fabric.rail_choice import choose
 from nodeagent.fabric.rail_suspects import (
     CheckedLegs,
+    ExplainedLegs,
     Leg,
     RailEnd,
-    RailFinding,
     RailPlace,
     Scope,
     Suspect,
@@ -68,7 +68,7 @@ class Named(NamedTuple):
     """A finding that the controller shows, and when for the first time."""
 
     at: float
-    finding: RailFinding
+    finding: ExplainedLegs
 
 
 @cache
@@ -225,14 +225,14 @@ class RailHall:
         self,
         losses: dict[Leg, list[Lost]],
         until: float,
-        judge: Callable[[CheckedLegs, dict[Leg, int]], Iterable[RailFinding]] = suspects,
+        judge: Callable[[CheckedLegs, dict[Leg, int]], Iterable[ExplainedLegs]] = suspects,
     ) -> list[Named]:
         """Every finding, when it is shown first, in order."""
         changes, i = self.reports(losses, until), 0
         bad: dict[Leg, int] = {}
         since: dict[Suspect, float] = {}
         shown: dict[Suspect, Named] = {}
-        at, every, judged = self.random.uniform(0, JUDGE_S), list[RailFinding](), -1
+        at, every, judged = self.random.uniform(0, JUDGE_S), list[ExplainedLegs](), -1
         while at < until and (bad or i < len(changes)):
             if not bad and changes[i][0] > at:
                 at += JUDGE_S * ((changes[i][0] - at) // JUDGE_S + 1)

@@ -54,6 +54,21 @@ async def test_a_name_with_line_ends_is_one_pod_and_too_many_are_cut():
     assert len(await index.find("team", 1000)) == PODS_MAX
 
 
+async def test_the_links_of_each_pod_are_kept_and_a_name_of_a_link_cannot_make_a_pod():
+    index = PodIndex()
+    entry = {"namespace": "team", "pod": "a", "since": "2026-11-23T10:00:00Z"}
+    vfs = [
+        {"link": link, "pciAddress": "0000:18:00.1"} for link in ("nic1", "nic0", "nic1", "x\nteam/b\tnic9")
+    ]
+    index.take("gpu-0", json.dumps([entry | {"vfs": vfs}]).encode())
+    assert index.held("gpu-0") == {"team/a": ("nic0", "nic1", "x\\nteam/b\\tnic9")}
+    assert await index.find("nic", 5) == (), "links are no names of pods"
+    held = index.held_now()
+    index.forget("gpu-0")
+    assert index.held("gpu-0") == {}
+    assert list(held()) == ["gpu-0"]
+
+
 async def test_a_pod_that_starts_or_ends_makes_no_plan_and_is_found_while_it_is_reported():
     async with cluster(units=1) as server, mirroring(server) as (planner, mirror):
         await until(lambda: len(planner.rails) == 4)
@@ -94,3 +109,20 @@ async def test_on_a_node_with_a_fault_the_pods_of_the_trouble_follow():
         server.put(nodelinks("node-00", leaves(0)) | {"holders": holders("second")})
         await until(lambda: not controller.planner.has_fault("node-00"))
         assert await pods() == {}
+
+
+async def test_a_wrong_cable_on_the_map_has_the_pods_of_its_link():
+    async with cluster() as server, running(server) as controller:
+        wrong = leaves(0)[::-1]
+        server.put(nodelinks("node-00", wrong))
+
+        async def pods() -> dict[str, int]:
+            document: dict[str, Any] = json.loads((await controller.pages.live.document()).body)
+            return {one["where"]: one["pods"] for one in document["troubles"] if one["what"] == "miscabled"}
+
+        await until(lambda: controller.progress.outcome and controller.progress.outcome.anomalies)
+        assert await pods() == {"node-00 nic0": 0, "node-00 nic1": 0}
+        server.put(nodelinks("node-00", wrong) | {"holders": holders("trainer")})
+        await until(lambda: controller.cluster.pods.held("node-00") == {"team/trainer": ("nic0",)})
+        controller.pages.planned()
+        assert await pods() == {"node-00 nic0": 1, "node-00 nic1": 0}

@@ -80,8 +80,8 @@ def _of(config_map: ConfigMap) -> FabricRead:
         return FabricRead(*fabric_of(config_map.data[KEY], f"{of_map} {KEY}", beside))
     except ConfigError as error:
         first, *others = str(error).splitlines()
-        more = f" (and {len(others)} faults more)" if others else ""
-        return unknown_names(f"the controller's configuration has a fault: {first}{more}")
+        more = f" (and {len(others)} more errors)" if others else ""
+        return unknown_names(f"the controller's configuration has an error: {first}{more}")
 
 
 class _FirstPage(Exception):  # noqa: N818 - no error

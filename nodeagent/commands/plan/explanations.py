@@ -280,7 +280,7 @@ def _silent_switch(preview: Preview, name: str, rows: Collection[LinkAt]) -> Ite
         yield f"The HyperNode {here} lists it; expired information moves no node."
     yield from _carried(preview, rows)
     own, now = {(node, link) for node, link, *_ in rows}, time.time()
-    found = [one for one in troubles(preview.plan, at=now) if own.intersection(one.links)]
+    found = [one for one in troubles(preview.plan, at=now, held=preview.held) if own.intersection(one.links)]
     for one in found[:_TROUBLES_MAX]:
         since = "" if one.since is None else f", for {duration(now - one.since)}"
         yield f"{one.where}: {one.what}{since}; do: {one.remedy}."

@@ -95,10 +95,13 @@ def described_job(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, 
     own = {*fabric.links} or {
         (node, slot.link) for node in nodes & reports.keys() for slot in reports[node].shape
     }
+    of_pods = {f"{one.namespace}/{pod.name}": str(one) for one, those in jobs.items() for pod in those}
     found = [
         one
-        for one in troubles(preview.plan, at=time.time())
-        if own.intersection(one.links) or (not one.links and one.where in nodes)
+        for one in troubles(preview.plan, 0.0, time.time(), preview.held, lambda pod: of_pods.get(pod, ""))
+        if own.intersection(one.links)
+        or not nodes.isdisjoint(one.nodes)
+        or (not one.links and one.where in nodes)
     ]
     starts = [at for pod in pods if (at := unix(pod.since)) is not None]
     made = {
@@ -150,7 +153,9 @@ def as_lines(
     for sentence in _sentences(job, now):
         yield from wrapped(sentence.lstrip(), on, "  " if sentence.startswith(" ") else "")
     yield ""
-    yield from trouble.blocks(found, now, on)
+    own = str(JobKey(job["namespace"], job["kind"], job["name"]))
+    others = [one._replace(jobs=tuple(name for name in one.jobs if name != own)) for one in found]
+    yield from trouble.blocks(others, now, on)
     known = " of which a report is here" if job["unreportedNodes"] else ""
     yield f"{_count(len(found), 'trouble')}." if found else f"No trouble with its links{known}."
 

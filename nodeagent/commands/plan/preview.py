@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from nodeagent.controller_config import FabricConfig, read_fabric
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import LEAF
-from nodeagent.fabric.jobs import ListedPod
+from nodeagent.fabric.jobs import ListedPod, held_links, job_pod
 from nodeagent.fabric.nodelinks import NodeLinks, VfHolder
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.rail_anomalies import RailJudge
@@ -43,6 +44,8 @@ from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, RAIL_PAR
 
 NAME_A_CLUSTER = "name a cluster with --kubeconfig FILE"
 OR_READ_FILES = " or read reports with --from FILE (`nodeagent demo --nodes 64 --write DIR` makes some)"
+NAMESPACES_MAX = 8
+"""Namespaces whose Pods are read to name the jobs of troubles."""
 
 
 class SourceError(Exception):
@@ -68,6 +71,11 @@ class Preview:
     @property
     def outcome(self) -> PlanOutcome:
         return self.plan.outcome
+
+    def held(self, node: str) -> Mapping[str, tuple[str, ...]]:
+        """The links of each pod with VFs of a node, if the reports or the holders were kept."""
+        report = self.reports.get(node)
+        return held_links(self.holders.get(node, ()) if report is None else report.holders)
 
     @property
     def wanted(self) -> dict[str, HyperNode]:
@@ -131,6 +139,29 @@ def read_preview(
     for sentence in (*read.notes, *_notes(preview.plan, fabric.config.hysteresis)):
         note(sentence)
     return preview
+
+
+def jobs_of_pods(options: argparse.Namespace, preview: Preview, named: Iterable[str]) -> Mapping[str, str]:
+    """The jobs of these pods (``namespace/pod``), as far as they can be read: of a file its Pods, of a cluster those of
+    the ``NAMESPACES_MAX`` namespaces that most of them are in. A note says why jobs are not known."""
+    pods, wanted = list(preview.pods), Counter(pod.partition("/")[0] for pod in named)
+    if options.source is None and wanted:
+        access = cluster_access(options.kubeconfig)
+        try:
+            for namespace, _ in wanted.most_common(NAMESPACES_MAX):
+                pods += asyncio.run(_pods_of(access, namespace))
+        except ApiError as error:
+            note(f"the jobs of the pods are not known: {error}")
+    made = (job_pod(pod) for pod in pods)
+    return {f"{pod.job.namespace}/{pod.name}": str(pod.job) for pod in made if pod is not None}
+
+
+async def _pods_of(access: Access, namespace: str) -> list[ListedPod]:
+    client = ApiClient(access)
+    try:
+        return (await client.list(PODS.typed(ListedPod), namespace=namespace)).items
+    finally:
+        await client.close()
 
 
 def _read_files(

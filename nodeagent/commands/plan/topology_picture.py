@@ -28,7 +28,7 @@ _BRANCH = re.compile("[│├└─ ]*")
 def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
     """The picture as ``html``, or as ``tree``. ``whole``: the tree with a line for each node."""
     if form == "html":
-        view = fabric_view(preview.plan, 0.0, time.time(), details=dict(_details(preview)))
+        view = fabric_view(preview.plan, 0.0, time.time(), details=dict(_details(preview)), held=preview.held)
         return self_contained("fabric", msgspec.json.encode(view))
     made = picture_document(preview)
     return "\n".join(_tree(made, whole=True) if whole else fold(_tree(made)))

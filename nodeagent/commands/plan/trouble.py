@@ -11,12 +11,12 @@ from typing import Any
 
 from nodeagent.base.duration import duration
 from nodeagent.base.rfc3339 import rfc3339
-from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
+from nodeagent.commands.plan.preview import Preview, SourceError, jobs_of_pods, read_preview
 from nodeagent.config.faults import ConfigError
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.terminal import PLAIN, Screen, note, screen, watching, wrapped
 from nodeagent.console.user_files import UserFileError
-from nodeagent.fabric.troubles import FabricTrouble, few, troubles
+from nodeagent.fabric.troubles import FabricTrouble, few, troubles, with_jobs
 from nodeagent.kube.client import ApiError
 
 _WATCH_MIN_S = 1.0
@@ -26,8 +26,10 @@ def show_trouble(options: argparse.Namespace, now: Callable[[], float] = time.ti
     """Print the list once, or with ``--watch`` until it is ended. Return the exit code."""
 
     def look() -> tuple[str, int]:
-        preview = read_preview(options, whole_reports=True)
-        found = troubles(preview.plan, at=now())
+        preview = read_preview(options, whole_reports=True, with_pods=options.source is not None)
+        found = troubles(preview.plan, 0.0, now(), preview.held)
+        jobs = jobs_of_pods(options, preview, [pod for one in found for pod in one.pods])
+        found = [with_jobs(one, lambda pod: jobs.get(pod, "")) for one in found]
         if options.json:
             text = json.dumps(trouble_document(preview, found, options.source, now()), indent=2)
         else:
@@ -92,6 +94,8 @@ def blocks(found: Iterable[FabricTrouble], now: float, on: Screen = PLAIN) -> It
             yield from wrapped(detail, on, "  ")
         if one.pods:
             yield from wrapped(f"pods: {', '.join(few(one.pods))}", on, "  ")
+        if one.jobs:
+            yield from wrapped(f"jobs: {', '.join(few(one.jobs))}", on, "  ")
         if one.maintenance:
             yield from wrapped(f"planned: {one.maintenance}", on, "  ")
         yield from (*wrapped(f"do: {one.remedy}", on, "  "), "")

@@ -180,7 +180,7 @@ async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncItera
     """Run the sources without LLDP frames: a switch would take the shutdown frame for the agent's."""
     config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
-    work = discovery.Discovery(inventory, config, root, rails=rails).run()
+    work = discovery.Discovery(inventory, lambda: config, root, rails=rails).run()
     async with beside(work, discovery.first_facts(inventory)):
         yield inventory
 

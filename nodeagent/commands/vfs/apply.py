@@ -175,10 +175,10 @@ class _Run:
         late: tuple[str, ...] = ()
         if not self._dry:
             late = await self._bounded(partial(_wait_for_vfs, self._tree, pfs, self._wait_s), _sentence)
-        problem = self._holders.problem
+        unknown = self._holders.error
         notes = (
             *_unselected(self._config.vfs, facts, hanging),
-            *((problem,) if problem and self._force else ()),
+            *((unknown,) if unknown and self._force else ()),
             *late,
         )
         return await self._with_current_facts(pfs, notes)

@@ -137,9 +137,9 @@ class PfProvisioning:
             self._refuse_unknown(change)
 
     def _refuse_unknown(self, change: str) -> None:
-        if self.users.problem is not None and not self.users.force:
+        if self.users.error is not None and not self.users.force:
             remedy = "start the kubelet, or add --force if no pod holds a VF of this PF"
-            raise VfInUseError([f"{change} is refused", f"{self.users.problem}; {remedy}"])
+            raise VfInUseError([f"{change} is refused", f"{self.users.error}; {remedy}"])
 
     def _needs_driver(self, vf: Function) -> bool:
         return vf.vf_index is not None and self.want.drivers.get(vf.vf_index, vf.driver) != vf.driver

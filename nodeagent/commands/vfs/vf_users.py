@@ -37,7 +37,7 @@ class PodHolders:
     def __init__(self, tree: Tree, wait_s: float = 0.0, kubelet_dir: Path = Path(KUBELET_DIR)) -> None:
         self._tree, self._wait_s, self._socket = tree, wait_s, kubelet_dir / POD_RESOURCES
         self._holders: dict[str, str] | None = None
-        self.problem: str | None = None
+        self.error: str | None = None
         """Why the pods that hold VFs are unknown; known after the first question."""
 
     def of(self, vf: Function) -> str | None:
@@ -56,7 +56,7 @@ class PodHolders:
             held = asyncio.run(holdings.settled(socket, self._wait_s))
         except holdings.PodResourcesError as error:
             root = "" if socket.is_socket() else "; --kubelet-dir takes another --root-dir of the kubelet"
-            self.problem = f"the pods that hold VFs are unknown: {error}{root}"
+            self.error = f"the pods that hold VFs are unknown: {error}{root}"
             return {}
         return {
             device: f"is held by pod {holding.namespace}/{holding.pod} (container {holding.container})"
@@ -75,9 +75,9 @@ class VfUsers:
         self._holders = holders or PodHolders(tree)
 
     @property
-    def problem(self) -> str | None:
+    def error(self) -> str | None:
         """Why the pods that hold VFs are unknown; known after the first question."""
-        return self._holders.problem
+        return self._holders.error
 
     def of(self, vf: Function) -> tuple[str, ...]:
         """Sentences that begin with a verb; empty if no user is known. Raises ``SriovError`` and ``SysfsError`` if

@@ -41,7 +41,7 @@ _AT_ONCE = 200
 BUSY = 10
 """A judgement takes at most one part in so many of the time."""
 _REFUSED_MAX = 50
-"""So many refused lists are left out; more are no fault of single reports, such as a missing right."""
+"""So many refused lists are left out; more are not a fault of single reports, such as a missing right."""
 OK, _GONE = 200, 404
 _REFUSALS = (400, 403, 422)
 

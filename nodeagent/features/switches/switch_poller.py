@@ -230,7 +230,7 @@ class _Round:
             self._last.setdefault(key, reading)
             self.errors[key] = (
                 f"{address} reports no LLDP neighbors, though others receive its frames: check that it receives LLDP, "
-                "and that its server allows the neighbors to be read; without switches above it this is no fault"
+                "and that its server allows the neighbors to be read; without switches above it this is not a fault"
             )
 
 

@@ -54,7 +54,7 @@ def _condition(bad: bool | None, words: str, good: str) -> Measured | None:
 INFINIBAND_RULES: tuple[Rule, ...] = (
     Rule("ib_disabled", State.DOWN, _disabled,
          "A subnet manager, UFM or an administrator has disabled the InfiniBand port: it is not the cable.",
-         "This is a decision, and no defect of the cable: the fault starts and ends at once.", withdraws=True),
+         "This is a decision, and not a fault of the cable: the fault starts and ends at once.", withdraws=True),
     Rule("ib_no_sm", State.DOWN, _linked_state(_INIT, "no subnet manager has configured the port (Init)"),
          "The cable of the InfiniBand port works, and no subnet manager has configured the port (state Init).",
          "For 60 s, because a sweep after a change of cables takes some 10 s (opensm's default; the margin is our own "

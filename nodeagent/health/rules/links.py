@@ -248,7 +248,7 @@ LINK_RULES: tuple[Rule, ...] = (
          unit="of expected", below=True, enter=1, clear=1, enter_for_s=10, clear_for_s=60, withdraws=True,
          source=Source.MODES),
     Rule("post_fec_errors", State.DEGRADED, _post_fec_errors,
-         "Symbols that FEC could not correct, as a share of all bits of the line; fewer than ten symbols are no fault.",
+         "Symbols that FEC could not correct, as a share of all bits of the line; fewer than ten are not a fault.",
          "IBTA and Dell: 1e-12, which is 1530 an hour at 400G.",
          counters=("symbol_errors", "phy_rx_bits"), window_s=300, unit="of all bits", enter=1e-12, clear=1e-13,
          clear_for_s=900, withdraws=True, settles=True),

@@ -12,6 +12,7 @@ export function troubleEntry(model, one, select, here = "") {
     at !== here && el("p", {}, at ? chooser(one.where, at, select) : one.where),
     ...(one.linkCount > 1 ? [one.details.join(", ")] : one.details).map((text) => el("p", { text })),
     one.pods > 0 && el("p", {}, el("b", { text: "pods " }), few(pods, one.pods)),
+    one.jobs?.length > 0 && el("p", {}, el("b", { text: "jobs " }), few(one.jobs, one.jobs.length)),
     one.maintenance && el("p", {}, el("b", { text: "planned " }), one.maintenance),
     el("p", {}, el("b", { text: "do " }), one.remedy, runbookLink(model, one)));
 }

@@ -91,7 +91,7 @@ class RequestedFaults:
         for word in filter(None, map(str.strip, re.split(r"[,\n]", text))):
             device, _, fault = (part.strip() for part in word.partition("="))
             if not self._is_valid(device, fault):
-                refused.append(f"{word!a} is no fault of this machine: {self._valid()}")
+                refused.append(f"{word!a} is not a fault of this machine: {self._valid()}")
             elif device in wanted:
                 refused.append(f"{word!a}: {device} is already {wanted[device]}; a device has one fault")
             else:
