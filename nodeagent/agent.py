@@ -378,6 +378,8 @@ class Agent:
             tasks["config"] = self.file.run
         if self.history is not None:
             tasks["history"] = partial(self.history.keep, self.changes)
+        if config.attach.interface is not None:
+            tasks["attach"] = self._plan_attach
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
             tasks["counted"] = self._watch_counted
@@ -467,6 +469,14 @@ class Agent:
             self._read_pods,
             own_pod=self._options.own_pod,
         )
+
+    async def _plan_attach(self) -> None:
+        from nodeagent.attach.plan_writer import PlanWriter  # noqa: PLC0415 - off by default
+
+        await self.offering.begun.wait()
+        await PlanWriter(
+            self._config.attach, self.inventory, lambda: self.offering.rails, self.stored.folder
+        ).run()
 
     async def _watch_counted(self) -> None:
         await self.settled.wait()

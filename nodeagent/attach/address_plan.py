@@ -47,7 +47,7 @@ class PlanError(ValueError):
     """A plan cannot be carried out, or gives this VF no address. The message names the cause and the remedy."""
 
 
-def complaint(pattern: str) -> str | None:
+def pattern_complaint(pattern: str) -> str | None:
     """Why a text is no pattern of a rail; ``None`` if it is one."""
     rest = _TERM.sub("", pattern)
     if "{" in rest or "}" in rest:
@@ -68,7 +68,7 @@ def of_rail(pattern: str, rail: int) -> str:
 
 def interface_complaint(pattern: str) -> str | None:
     """Why a pattern makes no names of netdevs; ``None`` if it does, for each rail and each VF of a rail."""
-    if fault := complaint(pattern):
+    if fault := pattern_complaint(pattern):
         return fault
     longest = interface_name(pattern, RAIL_MAX, 1)
     if not _INTERFACE.fullmatch(longest):
@@ -99,7 +99,7 @@ class AddressPlan(Struct, frozen=True):
 
     def faults(self) -> Iterator[str]:
         """Yield each reason why the plan does not fit, of the first rail alone where it is true for all."""
-        if fault := complaint(self.prefix):
+        if fault := pattern_complaint(self.prefix):
             yield fault
             return
         try:

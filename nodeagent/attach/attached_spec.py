@@ -18,10 +18,9 @@ from msgspec import Struct
 from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_changed_file
 from nodeagent.base.regular_file import read_regular
 from nodeagent.facts import cdi
-from nodeagent.facts.cdi import ContainerEdits
+from nodeagent.facts.cdi import ATTACHED_KIND, ContainerEdits
 from nodeagent.facts.model import Mount
 
-ATTACHED_KIND = "nodeagent.io/attached"
 FILE = "nodeagent-attached.json"
 _MOUNTED_AT = "/run/nodeagent/network-namespace"
 
@@ -31,11 +30,6 @@ class Entry(Struct, frozen=True):
 
     interface: str
     network: str
-
-
-def attached_name(device: str) -> str:
-    """The name of the CDI device that says: this VF is in the pod."""
-    return f"{ATTACHED_KIND}={device}"
 
 
 def document(entries: Mapping[str, Entry]) -> dict[str, object]:

@@ -54,8 +54,7 @@ class HoldingsError(Exception):
 class Attachments:
     """Follows the sandboxes of one runtime (``SandboxEvents``). Belongs to one event loop.
 
-    ``plan`` returns the agent's plan, ``None`` if there is none; it reads a file, and so does ``holdings`` the kubelet's
-    socket. ``device_of`` is the kernel's own word, except in tests and the laboratory."""
+    ``plan`` reads the agent's plan, ``None`` if there is none; ``holdings`` asks the kubelet. ``device_of`` is the kernel's own word, except in tests and the laboratory."""
 
     def __init__(
         self,
@@ -273,7 +272,9 @@ class Attachments:
         for id_ in gone:
             self._sandboxes.pop(id_, None)
             self._unsettled.pop(id_, None)
-        if any([self._entries.pop(id_, None) for id_ in gone]):
+        if held := gone & self._entries.keys():
+            for id_ in held:
+                del self._entries[id_]
             self._write()
         with suppress(AttachError, NetlinkError), opened(self._host) as host:
             for device, netdev in self._learn(host, plan).items():
@@ -294,7 +295,7 @@ class Attachments:
 
 
 def _is_foreign(plan: AttachPlan, device: str, name: str) -> bool:
-    """Whether a VF on the host has a name that it brought from a pod, or that the kernel gave it when that was taken."""
+    """Whether a VF on the host has a name from a pod, or one that the kernel made because that was taken."""
     return is_ours(plan, device, name) or re.fullmatch(r"dev[0-9]+", name) is not None
 
 

@@ -39,7 +39,8 @@ class HostNames:
                 self.known = stored.names if stored.boot_id == self._boot else {}
             except (OSError, ValueError) as error:
                 log.warning(
-                    "The names of VFs on the host cannot be read; those in pods come back under others. file=%s reason=%r",
+                    "The names of VFs on the host cannot be read; VFs in pods come back under others. file=%s "
+                    "reason=%r",
                     self.path,
                     str(error),
                 )

@@ -1,8 +1,8 @@
 """A plugin of the container runtime's Node Resource Interface (NRI) that follows pod sandboxes.
 
-The runtime asks at each sandbox of the node and waits for the answer, one sandbox after the other. A plugin that answers
-later than the runtime's limit is closed, and the sandbox goes on without it: so the answer leaves before that, and the
-work goes on. An error that is returned in time fails the sandbox, and the kubelet makes another one.
+The runtime asks at each sandbox of the node and waits for the answer, one sandbox after the other. A plugin that
+answers later than the runtime's limit is closed, and the sandbox goes on without it: so the answer leaves before that,
+and the work goes on. An error that is returned in time fails the sandbox, and the kubelet makes another one.
 
 Runtimes send pod events in two ways: as ``StateChange`` (containerd 2.1, CRI-O), and as a call of its own for each
 event (NRI since 2026-04). Both are served.

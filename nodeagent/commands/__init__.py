@@ -38,6 +38,7 @@ VERBS: dict[str, str] = {
     "neighbors": "neighbors.add",
     "config": "config.add",
     "mps": "mps.add",
+    "attach": "attach.add",
     "health": "health.add",
     "gpus": "gpus.add",
     "history": "history.add",

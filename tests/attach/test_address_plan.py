@@ -14,7 +14,7 @@ from nodeagent.attach.address_plan import (
     RAIL_MAX,
     AddressPlan,
     PlanError,
-    complaint,
+    pattern_complaint,
     interface_complaint,
     interface_name,
     of_rail,
@@ -41,7 +41,7 @@ def test_a_vf_has_the_number_of_its_node_in_the_part_of_its_index() -> None:
     ],
 )
 def test_a_term_is_the_number_of_the_rail_or_a_sum(pattern: str, rail: int, text: str) -> None:
-    assert complaint(pattern) is None
+    assert pattern_complaint(pattern) is None
     assert of_rail(pattern, rail) == text
 
 
@@ -51,7 +51,7 @@ def test_a_term_is_the_number_of_the_rail_or_a_sum(pattern: str, rail: int, text
      "{rail+10000}", "{{rail}}", "{rail.real}"],
 )  # fmt: skip
 def test_anything_else_in_braces_is_refused_and_never_evaluated(pattern: str) -> None:
-    assert complaint(f"{pattern}{{rail}}") == (
+    assert pattern_complaint(f"{pattern}{{rail}}") == (
         "braces hold the number of the rail: {rail}, {rail+100} or {100+rail}"
     )
 
