@@ -54,7 +54,8 @@ class HoldingsError(Exception):
 class Attachments:
     """Follows the sandboxes of one runtime (``SandboxEvents``). Belongs to one event loop.
 
-    ``plan`` reads the agent's plan, ``None`` if there is none; ``holdings`` asks the kubelet. ``device_of`` is the kernel's own word, except in tests and the laboratory."""
+    ``plan`` reads the agent's plan, ``None`` if there is none; ``holdings`` asks the kubelet.
+    ``device_of`` is the kernel's own word, except in tests and the laboratory."""
 
     def __init__(
         self,

@@ -26,8 +26,8 @@ def add(add: Add) -> None:
         "attach",
         _attach,
         "move the netdevs of VFs into the pods that hold them, with a name and an address for each rail",
-        "A plugin of the container runtime's NRI, beside the agent and with its configuration, whose section `attach`\n"
-        "has the names and addresses. A container that holds a VF starts only once the VF's netdev is in its pod. This\n"
+        "A plugin of the container runtime's NRI, with the agent's configuration, whose section `attach` has the\n"
+        "names and addresses. A container that holds a VF starts only once the VF's netdev is in its pod. This\n"
         "process may end and start again at any time. It needs CAP_SYS_ADMIN, CAP_NET_ADMIN and the NRI socket.",
     )
     config_option(parser)

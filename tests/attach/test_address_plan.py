@@ -14,10 +14,10 @@ from nodeagent.attach.address_plan import (
     RAIL_MAX,
     AddressPlan,
     PlanError,
-    pattern_complaint,
     interface_complaint,
     interface_name,
     of_rail,
+    pattern_complaint,
 )
 
 PLAN = AddressPlan("10.{100+rail}.0.0/16", nodes=1000, vfs=8)
