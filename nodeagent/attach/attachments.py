@@ -166,7 +166,9 @@ class Attachments:
                 await self.settle()
             elif (plan := self._plan()) is not None:
                 async with self._moving:
-                    await self._calls.run(self._tidy, plan)
+                    left = await self._calls.run(self._tidy, plan)
+                if left:
+                    await self.settle()
 
     @property
     def attached(self) -> Mapping[str, Mapping[str, Entry]]:
@@ -267,8 +269,9 @@ class Attachments:
     def _write(self) -> None:
         self._spec.write({device: entry for of in self._entries.values() for device, entry in of.items()})
 
-    def _tidy(self, plan: AttachPlan) -> None:
-        """Forget the sandboxes whose namespace is gone, and name the VFs that came back from it by themselves."""
+    def _tidy(self, plan: AttachPlan) -> bool:
+        """Forget the sandboxes whose namespace is gone, and name the VFs that came back from it by themselves. Return
+        whether a VF has left its pod: the driver was loaded again."""
         gone = {id_ for id_, one in self._sandboxes.items() if one.network and not Path(one.network).exists()}
         for id_ in gone:
             self._sandboxes.pop(id_, None)
@@ -278,9 +281,15 @@ class Attachments:
                 del self._entries[id_]
             self._write()
         with suppress(AttachError, NetlinkError), opened(self._host) as host:
-            for device, netdev in self._learn(host, plan).items():
+            found = self._learn(host, plan)
+            for device, netdev in found.items():
                 if device in plan.vfs and _is_foreign(plan, device, netdev.name):
                     restore_name(host, netdev, self._names.known.get(device))
+            inside = {
+                device for of in self._entries.values() for device, entry in of.items() if entry.network
+            }
+            return bool(inside & found.keys())
+        return False
 
     def _learn(self, host: Place, plan: AttachPlan) -> dict[str, Netdev]:
         """Return the netdevs of devices on the host, and keep the names of VFs among them."""
