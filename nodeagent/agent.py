@@ -34,6 +34,7 @@ import msgspec
 
 from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config, by_volcano, load
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
@@ -378,8 +379,7 @@ class Agent:
             tasks["config"] = self.file.run
         if self.history is not None:
             tasks["history"] = partial(self.history.keep, self.changes)
-        if config.attach.interface is not None:
-            tasks["attach"] = self._plan_attach
+        tasks["attach"] = self._plan_attach
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
             tasks["counted"] = self._watch_counted
@@ -471,9 +471,12 @@ class Agent:
         )
 
     async def _plan_attach(self) -> None:
-        from nodeagent.attach.plan_writer import PlanWriter  # noqa: PLC0415 - off by default
+        await self.settled.wait()
+        from nodeagent.attach.plan_writer import PlanWriter, switch_off  # noqa: PLC0415 - off by default
 
-        await self.offering.begun.wait()
+        if self._config.attach.interface is None:
+            await in_thread(partial(switch_off, self.stored.folder))
+            await asyncio.Event().wait()
         await PlanWriter(
             self._config.attach, self.inventory, lambda: self.offering.rails, self.stored.folder
         ).run()

@@ -8,7 +8,7 @@ import msgspec
 from nodeagent.attach.address_plan import AddressPlan, interface_complaint, pattern_complaint
 from nodeagent.config.faults import Conflict, quote
 from nodeagent.config.formats import form
-from nodeagent.config.setting import AbsolutePath, Settings, setting
+from nodeagent.config.setting import Settings, setting
 from nodeagent.kinds.resource_settings import VfResource
 
 
@@ -66,9 +66,6 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         Annotated[int, msgspec.Meta(ge=1, le=256)],
         setting("The most VFs of a PF, with IPv4 `addresses`. The same on all nodes: it divides the prefix."),
     ] = 8
-    nri_socket: Annotated[
-        AbsolutePath, setting("Absolute path of the host: the socket of the container runtime's NRI.")
-    ] = "/var/run/nri/nri.sock"
 
     @property
     def address_plan(self) -> AddressPlan | None:

@@ -93,7 +93,7 @@ class Attachments:
         async with self._moving:
             self._sandboxes[sandbox.id] = sandbox
             plan = self._plan()
-            if plan is None or not plan.vfs:
+            if plan is None or not plan.on or not plan.vfs:
                 return
             try:
                 holdings = await self._holdings()
@@ -133,6 +133,12 @@ class Attachments:
             plan = self._plan()
             if plan is None:
                 return
+            if not plan.on:
+                self._in_doubt = False
+                self._unsettled = {}
+                await self._calls.run(self._keep_present, plan)
+                await self._calls.run(self._tidy, plan)
+                return
             try:
                 holdings = await self._holdings()
             except HoldingsError as error:
@@ -167,7 +173,7 @@ class Attachments:
             elif (plan := self._plan()) is not None:
                 async with self._moving:
                     left = await self._calls.run(self._tidy, plan)
-                if left:
+                if left and plan.on:
                     await self.settle()
 
     @property

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -33,17 +32,17 @@ class HostNames:
         self.path = folder / FILE
         self.known: Mapping[str, str] = {}
         self._boot = boot_id()
-        with suppress(FileNotFoundError):
-            try:
-                stored = msgspec.json.decode(read_regular(self.path), type=_Stored)
-                self.known = stored.names if stored.boot_id == self._boot else {}
-            except (OSError, ValueError) as error:
-                log.warning(
-                    "The names of VFs on the host cannot be read; VFs in pods come back under others. file=%s "
-                    "reason=%r",
-                    self.path,
-                    str(error),
-                )
+        try:
+            stored = msgspec.json.decode(read_regular(self.path), type=_Stored)
+            self.known = stored.names if stored.boot_id == self._boot else {}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            log.warning(
+                "The names of VFs on the host cannot be read; VFs in pods come back under others. file=%s reason=%r",
+                self.path,
+                str(error),
+            )
 
     def learn(self, seen: Mapping[str, str]) -> None:
         """Take the present names of VFs on the host. Blocks; raises ``OSError``."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from nodeagent.attach.address_plan import AddressPlan, PlanError, VfAddress
 from nodeagent.attach.attach_settings import AttachSettings
@@ -87,6 +88,13 @@ def read_plan(folder: Path) -> AttachPlan | None:
     except (OSError, ValueError) as error:
         log.warning("The agent's plan cannot be read. file=%s reason=%r", folder / PLAN_FILE, str(error))
         return None
+
+
+def switch_off(folder: Path) -> None:
+    """Let pods that have netdevs keep them until their end, and no pod get any: the settings no longer ask for it.
+    Blocks."""
+    if (plan := read_plan(folder)) is not None and plan.on:
+        _write(folder / PLAN_FILE, replace(plan, on=False))
 
 
 class PlanWriter:

@@ -29,10 +29,12 @@ class PlannedVf(Struct, frozen=True):
 
 
 class AttachPlan(Struct, frozen=True):
-    """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address."""
+    """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address. ``on``: new
+    pods get netdevs; otherwise only those that have some keep them until their end."""
 
     interface: str
     vfs: Mapping[str, PlannedVf]
+    on: bool = True
 
 
 class PodLink(Struct, frozen=True):

@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import GOOD, USAGE, Add, config_option, kubelet_dir_option, load_config
-from nodeagent.console.terminal import note
-
-if TYPE_CHECKING:
-    from nodeagent.agent_config import Config
+from nodeagent.console.options import GOOD, Add, kubelet_dir_option
 
 log = logging.getLogger(__name__)
 
+_KUBELET_S = 1.0
+"""A sandbox waits for the kubelet's list no longer than this: the runtime's own limit is two seconds."""
 _AGAIN_FIRST_S, _AGAIN_MAX_S = 0.2, 5.0
 
 
@@ -26,30 +24,42 @@ def add(add: Add) -> None:
         "attach",
         _attach,
         "move the netdevs of VFs into the pods that hold them, with a name and an address for each rail",
-        "A plugin of the container runtime's NRI, with the agent's configuration, whose section `attach` has the\n"
-        "names and addresses. A container that holds a VF starts only once the VF's netdev is in its pod. This\n"
-        "process may end and start again at any time. It needs CAP_SYS_ADMIN, CAP_NET_ADMIN and the NRI socket.",
+        "A plugin of the container runtime's NRI beside the agent, whose settings `attach` have the names and the\n"
+        "addresses. A container that holds a VF starts only once the VF's netdev is in its pod. This process may end\n"
+        "and start again at any time. It needs CAP_SYS_ADMIN, CAP_NET_ADMIN and the NRI socket (docs/attach.md).",
     )
-    config_option(parser)
     kubelet_dir_option(parser)
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path("/var/lib/nodeagent"),
+        metavar="DIR",
+        help="`health.stateDirectory` of the agent, whose folder `attach` has its plan (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cdi",
+        type=Path,
+        default=Path("/var/run/cdi"),
+        metavar="DIR",
+        help="the folder of CDI specs that the container runtime reads (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--nri",
+        type=Path,
+        default=Path("/var/run/nri/nri.sock"),
+        metavar="SOCKET",
+        help="the socket of the container runtime's NRI (default: %(default)s)",
+    )
 
 
 def _attach(options: argparse.Namespace) -> int:
-    config = load_config(options.config)
-    if config.attach.interface is None:
-        note(
-            "attach.interface is not set: there is nothing to do. Name the netdevs in pods, such as rail{rail}"
-        )
-        return USAGE
-    log_to_stderr(options.log_level or config.log.level, daemon=True)
-    asyncio.run(_run(config, options.root, options.kubelet_dir))
+    log_to_stderr(options.log_level or "info", daemon=True)
+    asyncio.run(_run(options.directory, options.kubelet_dir, options.cdi, options.nri))
     return GOOD
 
 
-async def _run(config: Config, root: Path, kubelet_dir: Path) -> None:
-    """Run until SIGTERM or SIGINT."""
-    import signal
-
+async def _run(folder: Path, kubelet_dir: Path, cdi: Path, nri: Path) -> None:
+    """Run until SIGTERM or SIGINT. Pods keep their netdevs."""
     from nodeagent.attach.attached_spec import AttachedSpec
     from nodeagent.attach.attachments import Attachments, HoldingsError
     from nodeagent.attach.host_names import HostNames
@@ -57,14 +67,12 @@ async def _run(config: Config, root: Path, kubelet_dir: Path) -> None:
     from nodeagent.attach.plan_writer import read_plan
     from nodeagent.base.backoff import Backoff
     from nodeagent.base.ending import end_at
-    from nodeagent.base.supervise import ending_signals
+    from nodeagent.base.supervise import ending_signals, keep
     from nodeagent.facts.model import Holding
-    from nodeagent.host.sysfs import Tree
     from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 
-    tree = Tree(root)
-    folder = tree.path(config.health.state_directory)
-    kubelet = PodResources(kubelet_dir / "pod-resources" / "kubelet.sock", timeout_s=1.0)
+    end_at(ending_signals(signal.SIGINT))
+    kubelet = PodResources(kubelet_dir / "pod-resources" / "kubelet.sock", timeout_s=_KUBELET_S)
 
     async def holdings() -> tuple[Holding, ...]:
         try:
@@ -72,29 +80,29 @@ async def _run(config: Config, root: Path, kubelet_dir: Path) -> None:
         except PodResourcesError as error:
             raise HoldingsError(str(error)) from error
 
-    attachments = Attachments(
-        lambda: read_plan(folder), holdings, AttachedSpec(tree.path(config.cdi.directory)), HostNames(folder)
-    )
+    attachments = Attachments(lambda: read_plan(folder), holdings, AttachedSpec(cdi), HostNames(folder))
     backoff = Backoff(_AGAIN_FIRST_S, _AGAIN_MAX_S)
+    said = ""
 
     def registered(runtime: Runtime) -> None:
+        nonlocal said
+        said = ""
         backoff.reset()
-        log.info("Following the sandboxes. runtime=%s version=%s", runtime.name, runtime.version)
+        log.info("Following the pod sandboxes. runtime=%s version=%r", runtime.name, runtime.version)
 
     async def follow() -> None:
-        plugin = NriPlugin(tree.path(config.attach.nri_socket), attachments, registered)
-        last = ""
+        nonlocal said
+        plugin = NriPlugin(nri, attachments, registered)
         while True:
             try:
                 await plugin.run()
             except NriError as error:
-                if str(error) != last:
-                    log.warning("%s", error)
-                last = str(error)
+                if str(error) != said:
+                    log.warning("The pod sandboxes are not followed. reason=%r", str(error))
+                said = str(error)
             await asyncio.sleep(backoff.next_s())
 
-    end_at(ending_signals(signal.SIGINT))
     with suppress(asyncio.CancelledError):
         async with asyncio.TaskGroup() as group:
-            group.create_task(follow())
-            group.create_task(attachments.tend())
+            group.create_task(keep("attach", follow))
+            group.create_task(keep("tend", attachments.tend))
