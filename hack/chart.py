@@ -552,7 +552,7 @@ def doctor(manifest: Object, pods: dict[str, Object]) -> Object:
 
 
 def beside(manifest: Object, part: str) -> Object:
-    """A DaemonSet beside the agents' own, on the nodes that ``nodeSelector`` of its part selects; other objects stay."""
+    """A DaemonSet beside that of the agents, on the nodes of its own ``nodeSelector``; other objects stay."""
     if manifest["kind"] != "DaemonSet":
         return manifest
     manifest = copy.deepcopy(manifest)

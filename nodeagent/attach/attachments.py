@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.attach.address_plan import PlanError
+from nodeagent.attach.attach_files import WaitingPod
 from nodeagent.attach.attached_spec import AttachedSpec, Entry
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
@@ -165,21 +166,42 @@ class Attachments:
             await self._calls.run(self._tidy, plan)
 
     async def tend(self) -> None:
-        """Run until cancelled: repeat what failed, and name VFs that came back by themselves."""
+        """Run until cancelled: look at the netdevs regularly."""
         while True:
             await asyncio.sleep(_TEND_S)
-            if self._in_doubt or self._unsettled:
-                await self.settle()
-            elif (plan := self._plan()) is not None:
-                async with self._moving:
-                    left = await self._calls.run(self._tidy, plan)
-                if left and plan.on:
-                    await self.settle()
+            await self.look()
+
+    async def look(self) -> None:
+        """Repeat what failed, name VFs that came back by themselves, and bring back what has left its pod."""
+        plan = self._plan()
+        if plan is None:
+            return
+        left = False
+        if not self._in_doubt and not self._unsettled:
+            async with self._moving:
+                left = await self._calls.run(self._tidy, plan)
+        if self._in_doubt or self._unsettled or (left and plan.on):
+            await self.settle()
 
     @property
-    def attached(self) -> Mapping[str, Mapping[str, Entry]]:
-        """The VFs in pods, by the ID of the sandbox and the PCI address."""
-        return self._entries
+    def pods(self) -> int:
+        """The number of sandboxes with VFs."""
+        return sum(1 for entries in self._entries.values() if entries)
+
+    @property
+    def waiting(self) -> tuple[WaitingPod, ...]:
+        """The pods that lack their netdevs."""
+        named = ((self._sandboxes.get(id_), reason) for id_, reason in self._unsettled.items())
+        return tuple(
+            sorted(
+                (
+                    WaitingPod(f"{one.namespace}/{one.pod}", reason)
+                    for one, reason in named
+                    if one is not None
+                ),
+                key=lambda waiting: waiting.pod,
+            )
+        )
 
     # --- in a thread ---
 

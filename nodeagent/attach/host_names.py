@@ -11,13 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from nodeagent.attach.attach_files import ATTACH_FOLDER
 from nodeagent.base.file_writing import replace_changed_file
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.stored_file import boot_id
 
 log = logging.getLogger(__name__)
 
-FILE = "attach/host-names.json"
+FILE = f"{ATTACH_FOLDER}/host-names.json"
 
 
 class _Stored(msgspec.Struct, frozen=True):

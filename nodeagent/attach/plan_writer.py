@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nodeagent.attach.address_plan import AddressPlan, PlanError, VfAddress
+from nodeagent.attach.attach_files import ATTACH_FOLDER
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.base.bounded_calls import BoundedCalls
@@ -30,7 +31,7 @@ from nodeagent.kinds.vf import has_netdev
 
 log = logging.getLogger(__name__)
 
-PLAN_FILE = "attach/plan.json"
+PLAN_FILE = f"{ATTACH_FOLDER}/plan.json"
 ADDRESSES_S = 10.0
 _WRITE_S = 5.0
 

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from nodeagent.console.log_lines import log_to_stderr
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _KUBELET_S = 1.0
 """A sandbox waits for the kubelet's list no longer than this: the runtime's own limit is two seconds."""
+_LOCK_S, _REPORT_S = 0.5, 2.0
 _AGAIN_FIRST_S, _AGAIN_MAX_S = 0.2, 5.0
 
 
@@ -60,12 +62,14 @@ def _attach(options: argparse.Namespace) -> int:
 
 async def _run(folder: Path, kubelet_dir: Path, cdi: Path, nri: Path) -> None:
     """Run until SIGTERM or SIGINT. Pods keep their netdevs."""
+    from nodeagent.attach.attach_files import AttachFiles, AttachState
     from nodeagent.attach.attached_spec import AttachedSpec
     from nodeagent.attach.attachments import Attachments, HoldingsError
     from nodeagent.attach.host_names import HostNames
     from nodeagent.attach.nri_plugin import NriError, NriPlugin, Runtime
     from nodeagent.attach.plan_writer import read_plan
     from nodeagent.base.backoff import Backoff
+    from nodeagent.base.bounded_calls import in_thread
     from nodeagent.base.ending import end_at
     from nodeagent.base.supervise import ending_signals, keep
     from nodeagent.facts.model import Holding
@@ -80,9 +84,27 @@ async def _run(folder: Path, kubelet_dir: Path, cdi: Path, nri: Path) -> None:
         except PodResourcesError as error:
             raise HoldingsError(str(error)) from error
 
+    files = AttachFiles(folder)
+    if await in_thread(files.take_lock) is None:
+        log.info("Another `nodeagent attach` runs on this node; waiting for its end. folder=%s", files.folder)
+        while await in_thread(files.take_lock) is None:  # noqa: ASYNC110 - a lock of another process sets no event
+            await asyncio.sleep(_LOCK_S)
     attachments = Attachments(lambda: read_plan(folder), holdings, AttachedSpec(cdi), HostNames(folder))
     backoff = Backoff(_AGAIN_FIRST_S, _AGAIN_MAX_S)
     said = ""
+
+    async def report() -> None:
+        """Keep the file that the doctor reads."""
+        while True:
+            runtime = plugin.runtime
+            state = AttachState(
+                "" if runtime is None else f"{runtime.name} {runtime.version}".strip(),
+                said,
+                attachments.pods,
+                attachments.waiting,
+            )
+            await in_thread(partial(files.write_state, state))
+            await asyncio.sleep(_REPORT_S)
 
     def registered(runtime: Runtime) -> None:
         nonlocal said
@@ -92,7 +114,6 @@ async def _run(folder: Path, kubelet_dir: Path, cdi: Path, nri: Path) -> None:
 
     async def follow() -> None:
         nonlocal said
-        plugin = NriPlugin(nri, attachments, registered)
         while True:
             try:
                 await plugin.run()
@@ -102,7 +123,9 @@ async def _run(folder: Path, kubelet_dir: Path, cdi: Path, nri: Path) -> None:
                 said = str(error)
             await asyncio.sleep(backoff.next_s())
 
+    plugin = NriPlugin(nri, attachments, registered)
     with suppress(asyncio.CancelledError):
         async with asyncio.TaskGroup() as group:
             group.create_task(keep("attach", follow))
             group.create_task(keep("tend", attachments.tend))
+            group.create_task(keep("report", report))

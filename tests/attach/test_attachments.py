@@ -267,3 +267,28 @@ async def _kernel_returns(node: AttachedNode, sandbox: Sandbox) -> None:
     pod = node.pods[sandbox.pod]
     for name in links(pod):
         pod.ip(f"link set {name} netns {node.host.path}")
+
+
+async def test_once_switched_off_pods_keep_their_netdevs_to_their_end_and_no_pod_gets_any(
+    node: AttachedNode,
+) -> None:
+    first, pod = node.pod("first", vf(0))
+    await node.attachments.begin(first)
+    assert node.plan is not None
+    node.plan = replace(node.plan, on=False)
+    second, other = node.pod("second", vf(1))
+    await node.attachments.begin(second)
+    await node.restarted().synchronize((first, second))
+    assert (links(pod).keys(), links(other)) == ({"rail0"}, {})
+    assert node.entries().keys() == {vf(0)}
+    await node.attachments.end(first)
+    assert (node.on_host(), node.entries()) == (node.all_host_names(), {})
+
+
+async def test_a_vf_that_left_its_pod_is_moved_again(node: AttachedNode) -> None:
+    """The driver was loaded again under the pod: the kernel makes the netdev on the host."""
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    pod.ip(f"link set rail0 netns {node.host.path} name ens0v0")
+    await node.attachments.look()
+    assert addresses(pod) == {"rail0": ["10.100.16.7/16"]}
