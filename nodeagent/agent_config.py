@@ -222,7 +222,9 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
     )
     for conflict in accounting_conflicts(section(built, ("gpu", "accounting"), GpuAccountingSettings)):
         yield conflict.below("gpu", "accounting")
-    for conflict in attach_conflicts(section(built, ("attach",), AttachSettings), resources):
+    for conflict in attach_conflicts(
+        section(built, ("attach",), AttachSettings), [entry for _, entry in resources]
+    ):
         yield conflict.below("attach")
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))
     for conflict in web_conflicts(section(built, ("web",), WebSettings)):

@@ -9,7 +9,7 @@ from nodeagent.attach.address_plan import AddressPlan, interface_complaint, patt
 from nodeagent.config.faults import Conflict, quote
 from nodeagent.config.formats import form
 from nodeagent.config.setting import Settings, setting
-from nodeagent.kinds.resource_settings import VfResource
+from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 
 
 def _interface_complaint(text: str) -> str | None:
@@ -72,8 +72,8 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         return None if self.addresses is None else AddressPlan(self.addresses, self.nodes, self.vfs)
 
 
-def attach_conflicts(settings: AttachSettings, resources: Iterable[object]) -> Iterator[Conflict]:
-    """What does not fit, below ``attach``."""
+def attach_conflicts(settings: AttachSettings, resources: Iterable[ResourceSettings]) -> Iterator[Conflict]:
+    """What does not fit, below ``attach``. ``resources`` are those that the file has."""
     if settings.interface is not None and any(
         isinstance(entry, VfResource) and entry.mode == "dra" for entry in resources
     ):

@@ -308,6 +308,8 @@ class Attachments:
             for id_ in held:
                 del self._entries[id_]
             self._write()
+        if any(self._entries.values()) and not self._spec.path.exists():
+            self._write()
         with suppress(AttachError, NetlinkError), opened(self._host) as host:
             found = self._learn(host, plan)
             for device, netdev in found.items():

@@ -292,3 +292,12 @@ async def test_a_vf_that_left_its_pod_is_moved_again(node: AttachedNode) -> None
     pod.ip(f"link set rail0 netns {node.host.path} name ens0v0")
     await node.attachments.look()
     assert addresses(pod) == {"rail0": ["10.100.16.7/16"]}
+
+
+async def test_a_spec_that_was_deleted_is_written_again(node: AttachedNode) -> None:
+    sandbox, _ = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    before = node.entries()
+    (node.folder / "cdi" / "nodeagent-attached.json").unlink()
+    await node.attachments.look()
+    assert node.entries() == before

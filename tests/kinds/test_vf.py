@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from nodeagent.facts.model import HEALTHY, DeviceNode, Function, Holding, Link, Snapshot
 from nodeagent.kinds import Refused
 from nodeagent.kinds.vf import VfPool
+from nodeagent.kubelet.cdi_files import needed_by
 from tests.support.kind_machines import SICK, answer_of, as_json, dgx, pf_of, vf_of
 
 RESOURCE = "nvidia-dgx-h100/nic0"
@@ -224,6 +225,32 @@ def shape(kind: VfPool, vf: Function) -> tuple[object, object, object]:
     nodes = [(it.host_path, it.container_path) for it in allocation.device_nodes]
     info = json.loads(dict(allocation.env)["PCIDEVICE_NVIDIA_DGX_H100_NIC0_INFO"])
     return nodes, info[vf.pci_address], json.loads(allocation.device_info[0].text)
+
+
+def test_a_container_names_the_cdi_device_of_each_netdev_that_is_to_be_in_its_pod() -> None:
+    """`nodeagent attach` alone defines these devices, so a runtime refuses the container until then."""
+    pool = replace(NIC0, attach=True)
+    ids = ["0000:40:00.5", "0000:40:00.2"]
+    assert pool.allocate(dgx(), ids).cdi_devices == tuple(
+        f"nodeagent.io/attached={id_}" for id_ in sorted(ids)
+    )
+    assert NIC0.allocate(dgx(), ids).cdi_devices == ()
+    assert needed_by(pool.allocate(dgx(), ids)) == frozenset(), "the agent's own specs do not define them"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"driver": "vfio-pci", "vfio_group": "7", "rdma": None, "netdev": None},
+        {"vdpa": "/dev/vhost-vdpa-0"},
+        {"link_type": "infiniband"},
+    ],
+)
+def test_a_vf_without_a_netdev_of_ethernet_names_none(changes: dict[str, object]) -> None:
+    (vf,) = (vf for vf in dgx().functions if vf.pci_address == "0000:40:00.2")
+    pool = replace(NIC0, attach=True)
+    allocation = pool.allocate(machine(PF, replace(vf, **changes)), [vf.pci_address])
+    assert allocation.cdi_devices == ()
 
 
 def test_a_plain_netdevice_gets_no_device_nodes() -> None:
