@@ -144,7 +144,7 @@ class _Connection:
         self._pods: list[Sandbox] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(_CALLS_MAX)
-        self._ready = asyncio.Event()
+        self._until_ready: asyncio.Timeout | None = None
         self._refused: str | None = None
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
@@ -152,16 +152,11 @@ class _Connection:
         call = pb.TtrpcRequest(service=_RUNTIME, method="RegisterPlugin", payload=request.SerializeToString())
         frames = TtrpcReader()
         await self._send(TtrpcMessage(RUNTIME_SERVICE, 1, REQUEST, call.SerializeToString()))
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_REGISTERED_S) as limit:
+            async with asyncio.timeout(_REGISTERED_S) as self._until_ready:
                 while data := await reader.read(_READ_BYTES):
                     for message in frames.feed(data):
                         await self._take(message)
-                    if self._ready.is_set() and limit.when() is not None:
-                        limit.reschedule(None)
-                    elif limit.when() is None and not self._ready.is_set():
-                        limit.reschedule(loop.time() + _REGISTERED_S)
         except TimeoutError as error:
             raise NriError(f"{self._socket}: the runtime did not register the plugin") from error
         except (OSError, TtrpcError) as error:
@@ -235,7 +230,8 @@ class _Connection:
         if not request.more:
             pods, self._pods = tuple(self._pods), []
             await self._in_time(self._events.synchronize(pods), "Synchronize")
-            self._ready.set()
+            if self._until_ready is not None:
+                self._until_ready.reschedule(None)
             self._plugin.synchronized(self._runtime)
         return pb.SynchronizeResponse(more=request.more)
 

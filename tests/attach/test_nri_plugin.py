@@ -185,6 +185,26 @@ async def test_octets_beyond_the_bounds_end_the_connection(tmp_path: Path, octet
         assert plugin.runtime is None
 
 
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_connection_without_pods_stays_open(tmp_path: Path) -> None:
+    """A node may have no new pod for days. The limit of the registration ended such a connection every ten seconds."""
+    followed = Followed()
+    async with NriRuntime(tmp_path / "nri") as runtime, plugin_of(runtime, followed) as (plugin, task):
+        await runtime.begin()
+        await asyncio.sleep(86_400)
+        assert (task.done(), plugin.runtime is None) == (False, False)
+        await runtime.call("RunPodSandbox", {1: pod("a")})
+        assert followed.told[1:] == [("begin", sandbox("a"))]
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_runtime_that_does_not_register_the_plugin_is_left(tmp_path: Path) -> None:
+    async with NriRuntime(tmp_path / "nri") as runtime, plugin_of(runtime, Followed()) as (_, task):
+        await runtime.connected.wait()
+        with pytest.raises(NriError, match="the runtime did not register the plugin"):
+            await task
+
+
 async def test_the_end_of_the_runtime_is_named(tmp_path: Path) -> None:
     async with NriRuntime(tmp_path / "nri") as runtime, plugin_of(runtime, Followed()) as (_, task):
         await runtime.begin()
