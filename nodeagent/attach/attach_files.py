@@ -16,7 +16,8 @@ from nodeagent.base.file_writing import make_folder, replace_changed_file
 from nodeagent.base.regular_file import read_regular
 
 ATTACH_FOLDER = "attach"
-_LOCK, _STATE = "lock", "state.json"
+STATE_FILE = f"{ATTACH_FOLDER}/state.json"
+_LOCK = "lock"
 
 
 class WaitingPod(Struct, frozen=True):
@@ -70,11 +71,11 @@ class AttachFiles:
         return False
 
     def write_state(self, state: AttachState) -> None:
-        replace_changed_file(self.folder / _STATE, msgspec.json.encode(state) + b"\n")
+        replace_changed_file(self.folder.parent / STATE_FILE, msgspec.json.encode(state) + b"\n")
 
     def read_state(self) -> AttachState:
         """Return the state that was written last; an empty one without a file. Raises ``ValueError`` too."""
         try:
-            return msgspec.json.decode(read_regular(self.folder / _STATE), type=AttachState)
+            return msgspec.json.decode(read_regular(self.folder.parent / STATE_FILE), type=AttachState)
         except FileNotFoundError:
             return AttachState()

@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 FILE = f"{ATTACH_FOLDER}/host-names.json"
 
 
-class _Stored(msgspec.Struct, frozen=True):
+class StoredNames(msgspec.Struct, frozen=True):
+    """By PCI address, in one boot."""
+
     boot_id: str | None
     names: dict[str, str]
 
@@ -34,7 +36,7 @@ class HostNames:
         self.known: Mapping[str, str] = {}
         self._boot = boot_id()
         try:
-            stored = msgspec.json.decode(read_regular(self.path), type=_Stored)
+            stored = msgspec.json.decode(read_regular(self.path), type=StoredNames)
             self.known = stored.names if stored.boot_id == self._boot else {}
         except FileNotFoundError:
             pass
@@ -48,6 +50,6 @@ class HostNames:
     def learn(self, seen: Mapping[str, str]) -> None:
         """Take the present names of VFs on the host. Blocks; raises ``OSError``."""
         if (known := {**self.known, **seen}) != self.known:
-            stored = _Stored(self._boot, known)
+            stored = StoredNames(self._boot, known)
             replace_changed_file(self.path, msgspec.json.encode(stored, order="sorted") + b"\n")
             self.known = known
