@@ -35,7 +35,7 @@ VfAddress = IPv4Interface | IPv6Interface
 _TERM = re.compile(r"\{(?:rail(?:\+(?P<after>[0-9]{1,4}))?|(?P<before>[0-9]{1,4})\+rail)\}")
 _INTERFACE = re.compile(r"[a-zA-Z][a-zA-Z0-9_.-]*")
 NETDEV_NAME_MAX = 15  # IFNAMSIZ without the final zero, include/uapi/linux/if.h
-RAIL_MAX = 255
+RAIL_NUMBER_MAX = 255
 """A node has far fewer rails. Names must fit for each of them."""
 _SUFFIXES = "bcdefghijklmnopqrstuvwxyz"
 OF_A_RAIL_MAX = 1 + len(_SUFFIXES)
@@ -43,7 +43,7 @@ OF_A_RAIL_MAX = 1 + len(_SUFFIXES)
 _EUI64_BITS = 64
 
 
-class PlanError(ValueError):
+class AddressPlanError(ValueError):
     """A plan cannot be carried out, or gives this VF no address. The message names the cause and the remedy."""
 
 
@@ -70,7 +70,7 @@ def interface_complaint(pattern: str) -> str | None:
     """Why a pattern makes no names of netdevs; ``None`` if it does, for each rail and each VF of a rail."""
     if fault := pattern_complaint(pattern):
         return fault
-    longest = interface_name(pattern, RAIL_MAX, 1)
+    longest = interface_name(pattern, RAIL_NUMBER_MAX, 1)
     if not _INTERFACE.fullmatch(longest):
         return "a netdev's name is letters, digits and _.-, and begins with a letter"
     if len(longest) > NETDEV_NAME_MAX:
@@ -85,7 +85,7 @@ def interface_name(pattern: str, rail: int, place: int) -> str:
     ['rail3', 'rail3b', 'rail3c']
     """
     if place >= OF_A_RAIL_MAX:
-        raise PlanError(f"a pod has names for {OF_A_RAIL_MAX} VFs of a rail")
+        raise AddressPlanError(f"a pod has names for {OF_A_RAIL_MAX} VFs of a rail")
     return of_rail(pattern, rail) + (_SUFFIXES[place - 1] if place else "")
 
 
@@ -104,7 +104,7 @@ class AddressPlan(Struct, frozen=True):
             return
         try:
             prefix = self.of(0)
-        except PlanError as error:
+        except AddressPlanError as error:
             yield str(error)
             return
         if isinstance(prefix, IPv6Network):
@@ -121,45 +121,45 @@ class AddressPlan(Struct, frozen=True):
             )
 
     def of(self, rail: int) -> PrefixOfRail:
-        """The prefix of one rail. Raises ``PlanError``."""
+        """The prefix of one rail. Raises ``AddressPlanError``."""
         text = of_rail(self.prefix, rail)
         try:
             return ip_network(text)
         except ValueError as error:
-            raise PlanError(f"rail {rail}: {text} is no prefix: {error}") from error
+            raise AddressPlanError(f"rail {rail}: {text} is no prefix: {error}") from error
 
     def address(self, rail: int, vf_index: int, *, pf: Iterable[VfAddress], mac: str | None) -> VfAddress:
         """The address of a VF in its pod. ``pf`` are the addresses of its PF on this node, ``mac`` is the VF's MAC
-        address (``02:00:00:00:00:01``). Raises ``PlanError``."""
+        address (``02:00:00:00:00:01``). Raises ``AddressPlanError``."""
         for fault in self.faults():
-            raise PlanError(fault)
+            raise AddressPlanError(fault)
         prefix = self.of(rail)
         if isinstance(prefix, IPv6Network):
             return _by_mac(prefix, mac)
         if vf_index >= self.vfs:
-            raise PlanError(f"VF {vf_index} of its PF is beyond `vfs: {self.vfs}`")
+            raise AddressPlanError(f"VF {vf_index} of its PF is beyond `vfs: {self.vfs}`")
         number = self.node_number(rail, pf)
         part = self._part(prefix)
         host = int(prefix.network_address) + (vf_index + 1) * part + number
         return IPv4Interface((host, prefix.prefixlen))
 
     def node_number(self, rail: int, pf: Iterable[VfAddress]) -> int:
-        """The number of the node by the address of its PF of this rail (IPv4). Raises ``PlanError``."""
+        """The number of the node by the address of its PF of this rail (IPv4). Raises ``AddressPlanError``."""
         prefix = self.of(rail)
         assert isinstance(prefix, IPv4Network)
         inside = sorted(one.ip for one in pf if isinstance(one, IPv4Interface) and one.ip in prefix)
         numbers = {int(ip) - int(prefix.network_address) for ip in inside}
         listed = ", ".join(map(str, inside))
         if not numbers:
-            raise PlanError(
+            raise AddressPlanError(
                 f"rail {rail}: its PF has no address in {prefix}, which gives the node its number"
             )
         if len(numbers) > 1:
-            raise PlanError(f"rail {rail}: its PF has several addresses in {prefix}: {listed}")
+            raise AddressPlanError(f"rail {rail}: its PF has several addresses in {prefix}: {listed}")
         number = numbers.pop()
         if not 1 <= number <= self.nodes:
             first, last = prefix[1], int(prefix.network_address) + self.nodes
-            raise PlanError(
+            raise AddressPlanError(
                 f"rail {rail}: the address {listed} of its PF is not one of {first} to {IPv4Interface(last).ip}, which"
                 " number the nodes"
             )
@@ -173,8 +173,8 @@ class AddressPlan(Struct, frozen=True):
 def _by_mac(prefix: IPv6Network, mac: str | None) -> IPv6Interface:
     octets = bytes.fromhex(mac.replace(":", "")) if mac else b""
     if len(octets) != 6 or not any(octets):
-        raise PlanError("the VF has no MAC address, from which its IPv6 address is made")
+        raise AddressPlanError("the VF has no MAC address, from which its IPv6 address is made")
     if octets[0] & 1:
-        raise PlanError(f"{mac} is a group address, no MAC address of a netdev")
+        raise AddressPlanError(f"{mac} is a group address, no MAC address of a netdev")
     identifier = bytes((octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]))
     return IPv6Interface((int(prefix.network_address) | int.from_bytes(identifier), prefix.prefixlen))

@@ -21,7 +21,7 @@ from nodeagent.facts import cdi
 from nodeagent.facts.cdi import ATTACHED_KIND, ContainerEdits
 from nodeagent.facts.model import Mount
 
-FILE = "nodeagent-attached.json"
+_FILE = "nodeagent-attached.json"
 _MOUNTED_AT = "/run/nodeagent/network-namespace"
 
 
@@ -46,12 +46,12 @@ class AttachedSpec:
     """The file. Each call blocks and raises ``OSError``."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+        self.path = folder / _FILE
 
     def names(self) -> frozenset[str]:
         """The devices that the file defines now; none if it cannot be read."""
         with suppress(OSError, ValueError):
-            found = cdi.vendor_devices({FILE: read_regular(self.path).decode()})
+            found = cdi.vendor_devices({_FILE: read_regular(self.path).decode()})
             return frozenset(found.get(ATTACHED_KIND, ()))
         return frozenset()
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.attach.address_plan import PlanError
+from nodeagent.attach.address_plan import AddressPlanError
 from nodeagent.attach.attach_files import WaitingPod
 from nodeagent.attach.attached_spec import AttachedSpec, Entry
 from nodeagent.attach.host_names import HostNames
@@ -25,15 +25,15 @@ from nodeagent.attach.pod_netdevs import (
     HOST_NAMESPACE,
     AttachError,
     DeviceOf,
-    Place,
+    OpenNamespace,
     attach,
     devices_in,
     give_back,
-    opened,
+    open_namespace,
     pci_device,
     restore_name,
 )
-from nodeagent.attach.pod_plan import AttachPlan, PodLink, is_ours, pod_links
+from nodeagent.attach.pod_plan import AttachPlan, PodLink, has_our_name, pod_links
 from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.facts.model import Holding
 from nodeagent.host.netlink.message import NetlinkError
@@ -210,7 +210,7 @@ class Attachments:
     ) -> None:
         try:
             links = pod_links(plan, held)
-        except PlanError as error:
+        except AddressPlanError as error:
             raise AttachError(str(error)) from error
         try:
             entries = await self._calls.run(self._move, sandbox, links, plan, _holders(holdings))
@@ -233,7 +233,7 @@ class Attachments:
         for link in links:
             if others := holders[link.device] - {pod}:
                 raise AttachError(f"{link.device} is held by {'/'.join(min(others))} too")
-        with opened(self._host) as host:
+        with open_namespace(self._host) as host:
             missing = {link.device for link in links} - self._learn(host, plan).keys()
             if sandbox.on_host:
                 if missing:
@@ -242,7 +242,7 @@ class Attachments:
                     link.device: Entry(devices_in(host, self._device_of)[link.device].name, "")
                     for link in links
                 }
-            with opened(sandbox.network) as there:
+            with open_namespace(sandbox.network) as there:
                 if missing := missing - devices_in(there, self._device_of).keys():
                     self._fetch(missing, sandbox, plan)
                 attach(host, there, links, self._names.known, self._device_of)
@@ -253,7 +253,7 @@ class Attachments:
         """Take VFs back from the sandboxes of pods that do not hold them any more."""
         for other in tuple(self._sandboxes.values()):
             if other.id != sandbox.id and other.network and missing:
-                with suppress(AttachError, NetlinkError), opened(other.network) as place:
+                with suppress(AttachError, NetlinkError), open_namespace(other.network) as place:
                     here = missing & devices_in(place, self._device_of).keys()
                 if here:
                     log.info(
@@ -269,12 +269,14 @@ class Attachments:
                     missing = missing - here
 
     def _return(self, sandbox: Sandbox, devices: tuple[str, ...], plan: AttachPlan | None) -> None:
-        with opened(self._host) as host, opened(sandbox.network) as pod:
+        with open_namespace(self._host) as host, open_namespace(sandbox.network) as pod:
             present = devices_in(pod, self._device_of)
             for device in devices:
                 netdev = present.get(device)
                 known = plan is not None and device in plan.vfs
-                if netdev is None or (known and plan is not None and not is_ours(plan, device, netdev.name)):
+                if netdev is None or (
+                    known and plan is not None and not has_our_name(plan, device, netdev.name)
+                ):
                     continue
                 if not give_back(host, pod, device, self._names.known.get(device), self._device_of):
                     log.warning(
@@ -286,7 +288,7 @@ class Attachments:
         before = self._spec.names()
         for sandbox in self._sandboxes.values():
             if sandbox.network:
-                with suppress(AttachError, NetlinkError), opened(sandbox.network) as place:
+                with suppress(AttachError, NetlinkError), open_namespace(sandbox.network) as place:
                     present = devices_in(place, self._device_of)
                     if mine := before & plan.vfs.keys() & present.keys():
                         self._entries[sandbox.id] = {
@@ -310,7 +312,7 @@ class Attachments:
             self._write()
         if any(self._entries.values()) and not self._spec.path.exists():
             self._write()
-        with suppress(AttachError, NetlinkError), opened(self._host) as host:
+        with suppress(AttachError, NetlinkError), open_namespace(self._host) as host:
             found = self._learn(host, plan)
             for device, netdev in found.items():
                 if device in plan.vfs and _is_foreign(plan, device, netdev.name):
@@ -321,7 +323,7 @@ class Attachments:
             return bool(inside & found.keys())
         return False
 
-    def _learn(self, host: Place, plan: AttachPlan) -> dict[str, Netdev]:
+    def _learn(self, host: OpenNamespace, plan: AttachPlan) -> dict[str, Netdev]:
         """Return the netdevs of devices on the host, and keep the names of VFs among them."""
         found = devices_in(host, self._device_of)
         self._names.learn(
@@ -336,7 +338,7 @@ class Attachments:
 
 def _is_foreign(plan: AttachPlan, device: str, name: str) -> bool:
     """Whether a VF on the host has a name from a pod, or one that the kernel made because that was taken."""
-    return is_ours(plan, device, name) or re.fullmatch(r"dev[0-9]+", name) is not None
+    return has_our_name(plan, device, name) or re.fullmatch(r"dev[0-9]+", name) is not None
 
 
 def _held(holdings: Iterable[Holding], sandbox: Sandbox, plan: AttachPlan) -> frozenset[str]:

@@ -18,7 +18,7 @@ from nodeagent.base.stored_file import boot_id
 
 log = logging.getLogger(__name__)
 
-FILE = f"{ATTACH_FOLDER}/host-names.json"
+HOST_NAMES = f"{ATTACH_FOLDER}/host-names.json"
 
 
 class StoredNames(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class HostNames:
     """By PCI address. Each name is on the disk before the first move of its VF."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+        self.path = folder / HOST_NAMES
         self.known: Mapping[str, str] = {}
         self._boot = boot_id()
         try:

@@ -23,9 +23,9 @@ from msgspec import Struct
 from nodeagent.attach import nri_pb2 as pb
 from nodeagent.attach.ttrpc_frames import (
     PLUGIN_SERVICE,
-    REQUEST,
-    RESPONSE,
     RUNTIME_SERVICE,
+    TTRPC_REQUEST,
+    TTRPC_RESPONSE,
     TtrpcError,
     TtrpcMessage,
     TtrpcReader,
@@ -48,7 +48,7 @@ _LIMIT_S = 2.0
 _LIMIT_MAX_S = 60.0
 _CALLS_MAX = 64
 """Calls that are being answered at a time. A runtime makes one; more wait in its socket."""
-PODS_MAX = 4096
+SANDBOXES_MAX = 4096
 """The sandboxes of a node. The kubelet's own limit is 110 pods by default."""
 
 _UNKNOWN, _INVALID, _EXHAUSTED, _UNIMPLEMENTED = 2, 3, 8, 12  # google.rpc.Code
@@ -151,7 +151,7 @@ class _Connection:
         request = pb.RegisterPluginRequest(plugin_name=_NAME, plugin_idx=_ORDER)
         call = pb.TtrpcRequest(service=_RUNTIME, method="RegisterPlugin", payload=request.SerializeToString())
         frames = TtrpcReader()
-        await self._send(TtrpcMessage(RUNTIME_SERVICE, 1, REQUEST, call.SerializeToString()))
+        await self._send(TtrpcMessage(RUNTIME_SERVICE, 1, TTRPC_REQUEST, call.SerializeToString()))
         try:
             async with asyncio.timeout(_REGISTERED_S) as self._until_ready:
                 while data := await reader.read(_READ_BYTES):
@@ -168,12 +168,12 @@ class _Connection:
         raise NriError(f"{self._socket}: {self._refused or 'the runtime closed the connection'}")
 
     async def _take(self, message: TtrpcMessage) -> None:
-        if message.connection == RUNTIME_SERVICE and message.kind == RESPONSE:
+        if message.connection == RUNTIME_SERVICE and message.kind == TTRPC_RESPONSE:
             status = _parsed(pb.TtrpcResponse, message.body).status
             if status.code:
                 self._refused = f"the runtime refuses the plugin: {status.message[:300]}"
                 self._writer.close()
-        elif message.connection == PLUGIN_SERVICE and message.kind == REQUEST:
+        elif message.connection == PLUGIN_SERVICE and message.kind == TTRPC_REQUEST:
             await self._places.acquire()
             task = asyncio.create_task(self._answer(message))
             self._tasks.add(task)
@@ -200,7 +200,9 @@ class _Connection:
             answer.status.code, answer.status.message = _UNIMPLEMENTED, str(error)
         except OverflowError as error:
             answer.status.code, answer.status.message = _EXHAUSTED, str(error)
-        await self._send(TtrpcMessage(PLUGIN_SERVICE, message.stream, RESPONSE, answer.SerializeToString()))
+        await self._send(
+            TtrpcMessage(PLUGIN_SERVICE, message.stream, TTRPC_RESPONSE, answer.SerializeToString())
+        )
 
     async def _call(self, method: str, payload: bytes) -> Message:
         if method == "Configure":
@@ -225,8 +227,8 @@ class _Connection:
 
     async def _synchronize(self, request: pb.SynchronizeRequest) -> Message:
         self._pods.extend(map(sandbox_of, request.pods))
-        if len(self._pods) > PODS_MAX:
-            raise OverflowError(f"more than {PODS_MAX} sandboxes")
+        if len(self._pods) > SANDBOXES_MAX:
+            raise OverflowError(f"more than {SANDBOXES_MAX} sandboxes")
         if not request.more:
             pods, self._pods = tuple(self._pods), []
             await self._in_time(self._events.synchronize(pods), "Synchronize")

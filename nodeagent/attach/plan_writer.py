@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from nodeagent.attach.address_plan import AddressPlan, PlanError, VfAddress
+from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
 from nodeagent.attach.attach_files import ATTACH_FOLDER
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
@@ -65,7 +65,7 @@ def _address(
         return None, "the kernel does not tell its index"
     try:
         return str(plan.address(rail, vf.vf_index, pf=pf, mac=vf.mac)), ""
-    except PlanError as error:
+    except AddressPlanError as error:
         return None, str(error)
 
 
@@ -80,7 +80,7 @@ def pf_addresses(pfs: frozenset[str]) -> dict[str, tuple[VfAddress, ...]]:
         }
 
 
-def read_plan(folder: Path) -> AttachPlan | None:
+def read_attach_plan(folder: Path) -> AttachPlan | None:
     """The plan that the agent wrote last; ``None`` if there is none. Blocks."""
     try:
         return msgspec.json.decode(read_regular(folder / PLAN_FILE), type=AttachPlan)
@@ -94,7 +94,7 @@ def read_plan(folder: Path) -> AttachPlan | None:
 def switch_off(folder: Path) -> None:
     """Let pods that have netdevs keep them until their end, and no pod get any: the settings no longer ask for it.
     Blocks."""
-    if (plan := read_plan(folder)) is not None and plan.on:
+    if (plan := read_attach_plan(folder)) is not None and plan.on:
         _write(folder / PLAN_FILE, replace(plan, on=False))
 
 

@@ -38,7 +38,7 @@ def pci_device(netdev: Netdev) -> str | None:
     return netdev.pci_address
 
 
-class Place(NamedTuple):
+class OpenNamespace(NamedTuple):
     """The netdevs of one namespace, with its descriptor."""
 
     descriptor: int
@@ -46,24 +46,30 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Place]:
+def open_namespace(path: str) -> Iterator[OpenNamespace]:
     """Open a network namespace. Raises ``AttachError``."""
     enter(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise AttachError(f"the network namespace {path} cannot be opened: {error.strerror}") from error
+        raise AttachError(
+            f"the network namespace {path} cannot be open_namespace: {error.strerror}"
+        ) from error
     with ExitStack() as stack:
         stack.callback(os.close, descriptor)
         try:
-            place = Place(descriptor, stack.enter_context(NamespaceNetdevs(descriptor)))
+            place = OpenNamespace(descriptor, stack.enter_context(NamespaceNetdevs(descriptor)))
         except (NetlinkError, TimeoutError) as error:
             raise AttachError(f"{path}: {error}") from error
         yield place
 
 
 def attach(
-    host: Place, pod: Place, links: Iterable[PodLink], names: Mapping[str, str], device_of: DeviceOf
+    host: OpenNamespace,
+    pod: OpenNamespace,
+    links: Iterable[PodLink],
+    names: Mapping[str, str],
+    device_of: DeviceOf,
 ) -> None:
     """Give a pod these netdevs. ``names`` are those on the host, by PCI address. Raises ``AttachError``."""
     moved: list[str] = []
@@ -107,7 +113,9 @@ def attach(
         raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}") from error
 
 
-def give_back(host: Place, pod: Place, device: str, name: str | None, device_of: DeviceOf) -> bool:
+def give_back(
+    host: OpenNamespace, pod: OpenNamespace, device: str, name: str | None, device_of: DeviceOf
+) -> bool:
     """Put a netdev of a pod back to the host, down, under its name there or a free one. Return whether it is there now;
     it never was in the pod, or cannot leave it, otherwise."""
     with suppress(NetlinkError):
@@ -126,24 +134,24 @@ def give_back(host: Place, pod: Place, device: str, name: str | None, device_of:
     return False
 
 
-def restore_name(host: Place, netdev: Netdev, name: str | None) -> None:
+def restore_name(host: OpenNamespace, netdev: Netdev, name: str | None) -> None:
     """Give a VF on the host its name there: the kernel returns the netdevs of a namespace that died under the pod's
     name, or as ``dev0``. If another netdev has the name now, it stays as it is."""
     if name not in (None, netdev.name):
         _rename(host, netdev, name)
 
 
-def devices_in(place: Place, device_of: DeviceOf) -> dict[str, Netdev]:
+def devices_in(place: OpenNamespace, device_of: DeviceOf) -> dict[str, Netdev]:
     """The netdevs of a namespace that belong to a device, by PCI address. Raises ``NetlinkError``."""
     found = {device_of(netdev): netdev for netdev in place.netdevs.read()}
     return {device: netdev for device, netdev in found.items() if device is not None}
 
 
-def _find(place: Place, device: str, device_of: DeviceOf) -> Netdev | None:
+def _find(place: OpenNamespace, device: str, device_of: DeviceOf) -> Netdev | None:
     return devices_in(place, device_of).get(device)
 
 
-def _rename(host: Place, netdev: Netdev, name: str) -> None:
+def _rename(host: OpenNamespace, netdev: Netdev, name: str) -> None:
     try:
         host.netdevs.rename(netdev.ifindex, name)
         log.info("A VF has its name on the host again. netdev=%s was=%s", name, netdev.name)

@@ -12,7 +12,7 @@ from ipaddress import ip_interface
 
 from msgspec import Struct
 
-from nodeagent.attach.address_plan import OF_A_RAIL_MAX, PlanError, VfAddress, interface_name
+from nodeagent.attach.address_plan import OF_A_RAIL_MAX, AddressPlanError, VfAddress, interface_name
 
 _TABLE_FIRST = 1000
 """Of the routing tables in a pod: above those with names, 253 to 255."""
@@ -50,7 +50,7 @@ class PodLink(Struct, frozen=True):
 def pod_links(plan: AttachPlan, devices: Iterable[str]) -> tuple[PodLink, ...]:
     """The netdevs of a pod that holds these VFs, by rail and PCI address. VFs that are not planned have none.
 
-    Equal VFs give equal links, whatever their order. Raises ``PlanError``.
+    Equal VFs give equal links, whatever their order. Raises ``AddressPlanError``.
     """
     places: Counter[int] = Counter()
     links = []
@@ -58,7 +58,7 @@ def pod_links(plan: AttachPlan, devices: Iterable[str]) -> tuple[PodLink, ...]:
     for device in sorted(held, key=lambda device: (plan.vfs[device].rail, device)):
         vf = plan.vfs[device]
         if vf.refusal:
-            raise PlanError(f"{device} has no address: {vf.refusal}")
+            raise AddressPlanError(f"{device} has no address: {vf.refusal}")
         place = places[vf.rail]
         places[vf.rail] += 1
         links.append(
@@ -73,7 +73,7 @@ def pod_links(plan: AttachPlan, devices: Iterable[str]) -> tuple[PodLink, ...]:
     return tuple(links)
 
 
-def is_ours(plan: AttachPlan, device: str, name: str) -> bool:
+def has_our_name(plan: AttachPlan, device: str, name: str) -> bool:
     """Whether a netdev in a pod has a name that we give to this VF: another one was moved by somebody else."""
     rail = plan.vfs[device].rail
     return any(name == interface_name(plan.interface, rail, place) for place in range(OF_A_RAIL_MAX))

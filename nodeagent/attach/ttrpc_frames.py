@@ -16,14 +16,14 @@ from msgspec import Struct
 
 PLUGIN_SERVICE, RUNTIME_SERVICE = 1, 2
 """Connections: calls of the runtime to the plugin, and calls of the plugin to the runtime."""
-REQUEST, RESPONSE = 1, 2
+TTRPC_REQUEST, TTRPC_RESPONSE = 1, 2
 """Types of messages. A unary call has no others."""
 
 _FRAME = struct.Struct(">II")
 _HEADER = struct.Struct(">IIBB")
-MESSAGE_MAX = 4 << 20
+TTRPC_MAX = 4 << 20
 """As in containerd/ttrpc, channel.go."""
-_FRAME_MAX = _HEADER.size + MESSAGE_MAX
+_FRAME_MAX = _HEADER.size + TTRPC_MAX
 
 
 class TtrpcError(Exception):
@@ -41,8 +41,8 @@ class TtrpcMessage(Struct, frozen=True):
 
 def frame(message: TtrpcMessage) -> bytes:
     """Encode a message as one frame. Raises ``TtrpcError`` if it is too long."""
-    if len(message.body) > MESSAGE_MAX:
-        raise TtrpcError(f"a message of {len(message.body)} bytes is longer than {MESSAGE_MAX}")
+    if len(message.body) > TTRPC_MAX:
+        raise TtrpcError(f"a message of {len(message.body)} bytes is longer than {TTRPC_MAX}")
     data = _HEADER.pack(len(message.body), message.stream, message.kind, 0) + message.body
     return _FRAME.pack(message.connection, len(data)) + data
 
@@ -74,8 +74,8 @@ class TtrpcReader:
     def _messages(connection: int, octets: bytearray) -> Iterator[TtrpcMessage]:
         while len(octets) >= _HEADER.size:
             length, stream, kind, _ = _HEADER.unpack_from(octets)
-            if length > MESSAGE_MAX:
-                raise TtrpcError(f"a message of {length} bytes is longer than {MESSAGE_MAX}")
+            if length > TTRPC_MAX:
+                raise TtrpcError(f"a message of {length} bytes is longer than {TTRPC_MAX}")
             end = _HEADER.size + length
             if len(octets) < end:
                 return

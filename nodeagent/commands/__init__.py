@@ -38,7 +38,7 @@ VERBS: dict[str, str] = {
     "neighbors": "neighbors.add",
     "config": "config.add",
     "mps": "mps.add",
-    "attach": "attach.add",
+    "attach": "attaching.add",
     "health": "health.add",
     "gpus": "gpus.add",
     "history": "history.add",

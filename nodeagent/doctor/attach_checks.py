@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nodeagent.attach.attach_files import AttachFiles, AttachState
-from nodeagent.attach.plan_writer import read_plan
+from nodeagent.attach.plan_writer import read_attach_plan
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.doctor.reads import Target
 
@@ -61,7 +61,7 @@ def read_attach(target: Target) -> AttachFacts:
     folder = target.tree.path(target.config.health.state_directory)
     files = AttachFiles(folder)
     try:
-        runs, state, plan = files.is_locked(), files.read_state(), read_plan(folder)
+        runs, state, plan = files.is_locked(), files.read_state(), read_attach_plan(folder)
     except (OSError, ValueError) as error:
         return AttachFacts(runs=False, error=str(error))
     vfs = {} if plan is None else plan.vfs

@@ -121,7 +121,7 @@ FORMS: tuple[StoredForm[Any], ...] = (
         loss="new pods with VFs wait until the agent writes it again",
     ),
     StoredForm(
-        name=host_names.FILE,
+        name=host_names.HOST_NAMES,
         type=host_names.StoredNames,
         content="names of VFs on the host",
         loss="VFs that are in pods come back under other names",

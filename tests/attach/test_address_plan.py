@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from nodeagent.attach.address_plan import (
     NETDEV_NAME_MAX,
     OF_A_RAIL_MAX,
-    RAIL_MAX,
+    RAIL_NUMBER_MAX,
     AddressPlan,
-    PlanError,
+    AddressPlanError,
     interface_complaint,
     interface_name,
     of_rail,
@@ -90,7 +90,7 @@ def test_a_name_that_no_netdev_can_have_is_refused(pattern: str, why: str) -> No
 def test_a_plan_that_does_not_fit_names_the_remedy(plan: AddressPlan, why: str) -> None:
     (fault,) = plan.faults()
     assert why in fault
-    with pytest.raises(PlanError):
+    with pytest.raises(AddressPlanError):
         plan.address(0, 0, pf=[ip_interface("10.0.0.1/24")], mac="02:00:00:00:00:01")
 
 
@@ -119,13 +119,13 @@ def test_the_prefix_that_the_refusal_names_does_fit_and_a_longer_one_does_not(bi
     ],
 )
 def test_a_pf_that_gives_no_number_is_named(pf: list[str], why: str) -> None:
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(AddressPlanError) as refused:
         PLAN.address(0, 0, pf=[ip_interface(one) for one in pf], mac=None)
     assert why in str(refused.value)
 
 
 def test_a_vf_beyond_the_plan_has_no_address() -> None:
-    with pytest.raises(PlanError, match="VF 8 of its PF is beyond `vfs: 8`"):
+    with pytest.raises(AddressPlanError, match="VF 8 of its PF is beyond `vfs: 8`"):
         PLAN.address(0, 8, pf=[ip_interface("10.100.0.1/16")], mac=None)
 
 
@@ -136,7 +136,7 @@ def test_an_ipv6_address_is_the_prefix_with_the_mac() -> None:
         "fd00:3::3656:78ff:fe9a:bcde/64"
     )
     for mac in (None, "", "00:00:00:00:00:00", "01:00:5e:00:00:01"):
-        with pytest.raises(PlanError):
+        with pytest.raises(AddressPlanError):
             plan.address(3, 0, pf=[], mac=mac)
 
 
@@ -152,14 +152,16 @@ _PATTERNS = st.builds(
 def test_no_two_vfs_of_a_pod_have_one_name(pattern: str) -> None:
     if interface_complaint(pattern):
         return
-    names = [interface_name(pattern, rail, place) for rail in range(RAIL_MAX + 1) for place in range(3)]
+    names = [
+        interface_name(pattern, rail, place) for rail in range(RAIL_NUMBER_MAX + 1) for place in range(3)
+    ]
     assert len(set(names)) == len(names)
     assert all(0 < len(name) <= NETDEV_NAME_MAX for name in names)
 
 
 def test_a_pod_has_no_name_for_the_27th_vf_of_a_rail() -> None:
     assert interface_name("rail{rail}", 0, OF_A_RAIL_MAX - 1) == "rail0z"
-    with pytest.raises(PlanError):
+    with pytest.raises(AddressPlanError):
         interface_name("rail{rail}", 0, OF_A_RAIL_MAX)
 
 

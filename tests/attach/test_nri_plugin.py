@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.attach.nri_plugin import (
-    PODS_MAX,
+    SANDBOXES_MAX,
     AttachRefused,
     NriError,
     NriPlugin,
     Runtime,
     Sandbox,
 )
-from nodeagent.attach.ttrpc_frames import MESSAGE_MAX, TtrpcError, TtrpcMessage, TtrpcReader
+from nodeagent.attach.ttrpc_frames import TTRPC_MAX, TtrpcError, TtrpcMessage, TtrpcReader
 from tests.support.nri_runtime import PLUGIN, REQUEST, NriRuntime, decode, encode, message, pod
 
 
@@ -158,7 +158,7 @@ async def test_a_call_of_another_version_is_unimplemented(tmp_path: Path) -> Non
 async def test_more_sandboxes_than_a_node_can_have_are_refused(tmp_path: Path) -> None:
     async with NriRuntime(tmp_path / "nri") as runtime, plugin_of(runtime, Followed()):
         await runtime.connected.wait()
-        answer = await runtime.call("Synchronize", {1: [{1: "x"}] * (PODS_MAX + 1)})
+        answer = await runtime.call("Synchronize", {1: [{1: "x"}] * (SANDBOXES_MAX + 1)})
         assert decode(answer[1])[1] == 8
 
 
@@ -273,7 +273,7 @@ def test_a_message_may_come_in_frames_of_an_octet_between_those_of_the_other_con
 @given(st.binary(max_size=200))
 def test_any_octets_are_messages_or_an_error(octets: bytes) -> None:
     with suppress(TtrpcError):
-        assert all(len(one.body) <= MESSAGE_MAX for one in TtrpcReader().feed(octets))
+        assert all(len(one.body) <= TTRPC_MAX for one in TtrpcReader().feed(octets))
 
 
 def test_octets_of_a_third_connection_are_dropped() -> None:

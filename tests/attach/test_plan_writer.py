@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from nodeagent.attach.attach_settings import AttachSettings
-from nodeagent.attach.plan_writer import PLAN_FILE, PlanWriter, attach_plan, read_plan, switch_off
+from nodeagent.attach.plan_writer import PLAN_FILE, PlanWriter, attach_plan, read_attach_plan, switch_off
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Link, Snapshot
@@ -85,16 +85,16 @@ async def test_the_plan_is_written_for_the_other_process_and_again_when_it_chang
     addresses = {PF: (ip_interface("10.103.0.7/16"),)}
     writer = PlanWriter(SETTINGS, inventory, lambda: RAILS, tmp_path, lambda _: addresses)
     await writer.write()
-    assert read_plan(tmp_path) is None  # the VFs of running pods would be in no plan
+    assert read_attach_plan(tmp_path) is None  # the VFs of running pods would be in no plan
     inventory.publish("pci", functions=node(vf()).functions, links=node().links)
     await writer.write()
-    assert read_plan(tmp_path) == attach_plan(SETTINGS, node(vf()), RAILS, addresses)
+    assert read_attach_plan(tmp_path) == attach_plan(SETTINGS, node(vf()), RAILS, addresses)
     written = (tmp_path / PLAN_FILE).stat()
     await writer.write()
     assert (tmp_path / PLAN_FILE).stat().st_ino == written.st_ino
     addresses[PF] = (ip_interface("10.103.0.8/16"),)
     await writer.write()
-    plan = read_plan(tmp_path)
+    plan = read_attach_plan(tmp_path)
     assert plan is not None
     assert plan.vfs[VF].address == "10.103.16.8/16"
 
@@ -105,13 +105,13 @@ async def test_a_plan_that_is_switched_off_keeps_what_pods_have(tmp_path: Path) 
     inventory = Inventory()
     inventory.publish("pci", functions=node(vf()).functions, links=node().links)
     await PlanWriter(SETTINGS, inventory, lambda: RAILS, tmp_path, lambda _: {}).write()
-    before = read_plan(tmp_path)
+    before = read_attach_plan(tmp_path)
     assert before is not None
     switch_off(tmp_path)
-    assert read_plan(tmp_path) == replace(before, on=False)
+    assert read_attach_plan(tmp_path) == replace(before, on=False)
 
 
 def test_a_plan_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     (tmp_path / "attach").mkdir()
     (tmp_path / PLAN_FILE).write_text('{"interface": 3}')
-    assert read_plan(tmp_path) is None
+    assert read_attach_plan(tmp_path) is None
