@@ -34,6 +34,7 @@ import msgspec
 
 from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config, by_volcano, load
+from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
@@ -214,7 +215,11 @@ class Agent:
     def _make_offer(self) -> None:
         tree, options = self._tree, self._options
         cdi_folder = tree.path(self._config.cdi.directory)
-        files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
+        files = OfferFiles(
+            DeviceInfoFiles(tree.path(DEVICE_INFO)),
+            CdiSpecFiles(cdi_folder),
+            AttachStamps(self.stored.folder),
+        )
         self._rpc_stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
             options.device_plugins,

@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from nodeagent.attach.attach_files import AttachFiles, AttachState
+from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, HoldingsError
 from nodeagent.attach.host_names import HostNames
@@ -58,6 +59,7 @@ class AttachDaemon:
             partial(read_attach_plan, paths.directory),
             self._holdings,
             AttachedSpec(paths.cdi),
+            AttachStamps(paths.directory),
             HostNames(paths.directory),
             device_of,
             host,

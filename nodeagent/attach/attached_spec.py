@@ -1,10 +1,11 @@
 """The CDI spec of the VFs that are in a pod: the interlock that keeps a container from starting without its NIC.
 
-A container that holds a VF names the CDI device ``nodeagent.io/attached=<PCI address>``. The spec defines it only while
-the VF's netdev is in the network namespace of the container's pod, and a runtime refuses an unknown device.
+A container that holds a VF names the CDI device ``nodeagent.io/attached=<PCI address>-<stamp>``. The spec defines it
+only while the VF's netdev is in the network namespace of the container's pod, and a runtime refuses an unknown device.
 
-The entry also mounts the file of that namespace. So an entry that we could not take back, because we were away when the
-pod ended, starts no container of the next pod: the runtime has removed the file with the namespace.
+Two things make an entry useless that we could not take back, because we were away: the stamp is that of one allocation,
+so the next pod names another device; and the entry mounts the file of the namespace, which the runtime removes with the
+sandbox, so a new sandbox of the same pod does not start with it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ _MOUNTED_AT = "/run/nodeagent/network-namespace"
 
 
 class Entry(Struct, frozen=True):
-    """A VF in a pod: its netdev there, and the path of the pod's network namespace, empty for that of the node."""
+    """A VF in a pod: its netdev there, the path of the pod's network namespace, empty for that of the node, and the
+    stamps of the allocations that it answers."""
 
     interface: str
     network: str
+    stamps: tuple[str, ...] = ()
 
 
 def document(entries: Mapping[str, Entry]) -> dict[str, object]:
-    return cdi.spec(ATTACHED_KIND, {device: _edits(device, entry) for device, entry in entries.items()})
+    edits = {
+        f"{device}-{stamp}": _edits(device, entry)
+        for device, entry in entries.items()
+        for stamp in entry.stamps
+    }
+    return cdi.spec(ATTACHED_KIND, edits)
 
 
 def _edits(device: str, entry: Entry) -> ContainerEdits:
@@ -48,16 +56,19 @@ class AttachedSpec:
     def __init__(self, folder: Path) -> None:
         self.path = folder / _FILE
 
-    def names(self) -> frozenset[str]:
-        """The devices that the file defines now; none if it cannot be read."""
+    def stamps(self) -> dict[str, tuple[str, ...]]:
+        """The stamps that the file defines now, by PCI address; none if it cannot be read."""
+        stamps: dict[str, tuple[str, ...]] = {}
         with suppress(OSError, ValueError):
             found = cdi.vendor_devices({_FILE: read_regular(self.path).decode()})
-            return frozenset(found.get(ATTACHED_KIND, ()))
-        return frozenset()
+            for name in sorted(found.get(ATTACHED_KIND, ())):
+                device, _, stamp = name.rpartition("-")
+                stamps[device] = (*stamps.get(device, ()), stamp)
+        return stamps
 
     def write(self, entries: Mapping[str, Entry]) -> None:
         """Define these devices and no others. A spec without devices is invalid, so then there is no file."""
-        if not entries:
+        if not any(entry.stamps for entry in entries.values()):
             self.path.unlink(missing_ok=True)
             return
         text = cdi.spec_text(document(entries))

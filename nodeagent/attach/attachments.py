@@ -15,9 +15,11 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from nodeagent.attach.address_plan import AddressPlanError
 from nodeagent.attach.attach_files import WaitingPod
+from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec, Entry
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
@@ -52,6 +54,17 @@ class HoldingsError(Exception):
     """The kubelet does not say now what pods hold."""
 
 
+class _Known(NamedTuple):
+    """``stamps`` were read before ``holdings``, the kubelet's list."""
+
+    stamps: Mapping[str, tuple[str, ...]]
+    holdings: tuple[Holding, ...]
+
+    def holders(self, device: str) -> set[tuple[str, str]]:
+        """Namespace and name of the pods that hold a VF."""
+        return {(one.namespace, one.pod) for one in self.holdings if device in one.device_ids}
+
+
 class Attachments:
     """Follows the sandboxes of one runtime (``SandboxEvents``). Belongs to one event loop.
 
@@ -63,11 +76,13 @@ class Attachments:
         plan: Callable[[], AttachPlan | None],
         holdings: Holdings,
         spec: AttachedSpec,
+        stamps: AttachStamps,
         names: HostNames,
         device_of: DeviceOf = pci_device,
         host: str = HOST_NAMESPACE,
     ) -> None:
         self._plan, self._holdings, self._spec, self._names = plan, holdings, spec, names
+        self._stamps = stamps
         self._device_of = device_of
         self._host = host
         self._sandboxes: dict[str, Sandbox] = {}
@@ -97,7 +112,7 @@ class Attachments:
             if plan is None or not plan.on or not plan.vfs:
                 return
             try:
-                holdings = await self._holdings()
+                known = await self._known(plan)
             except HoldingsError as error:
                 log.warning(
                     "A pod waits for the kubelet's list. pod=%s/%s reason=%r",
@@ -107,10 +122,9 @@ class Attachments:
                 )
                 self._in_doubt = True
                 return
-            held = _held(holdings, sandbox, plan)
-            if held:
+            if held := _held(known.holdings, sandbox, plan):
                 try:
-                    await self._attach(sandbox, held, plan, holdings)
+                    await self._attach(sandbox, held, plan, known)
                 except AttachError as error:
                     raise AttachRefused(f"nodeagent attach: {error}") from error
 
@@ -141,18 +155,18 @@ class Attachments:
                 await self._calls.run(self._tidy, plan)
                 return
             try:
-                holdings = await self._holdings()
+                known = await self._known(plan)
             except HoldingsError as error:
                 log.warning("The sandboxes wait for the kubelet's list. reason=%r", str(error))
                 await self._calls.run(self._keep_present, plan)
                 return
             self._in_doubt = False
-            for sandbox in tuple(self._sandboxes.values()):
-                held = _held(holdings, sandbox, plan)
+            for sandbox in self._newest():
+                held = _held(known.holdings, sandbox, plan)
                 if not held or not (sandbox.network or sandbox.on_host):
                     continue
                 try:
-                    await self._attach(sandbox, held, plan, holdings)
+                    await self._attach(sandbox, held, plan, known)
                 except AttachError as error:
                     if self._unsettled.get(sandbox.id) != str(error):
                         log.warning(
@@ -203,17 +217,28 @@ class Attachments:
             )
         )
 
+    def _newest(self) -> tuple[Sandbox, ...]:
+        """One sandbox of each pod: a pod whose sandbox died gets another one, which begins later."""
+        there = (one for one in self._sandboxes.values() if not one.network or Path(one.network).exists())
+        return tuple({(one.namespace, one.pod): one for one in there}.values())
+
     # --- in a thread ---
 
-    async def _attach(
-        self, sandbox: Sandbox, held: frozenset[str], plan: AttachPlan, holdings: Iterable[Holding]
-    ) -> None:
+    async def _known(self, plan: AttachPlan) -> _Known:
+        """Raises ``HoldingsError``."""
+        try:
+            stamps = await self._calls.run(self._stamps.read, tuple(plan.vfs))
+        except OSError as error:
+            raise HoldingsError(str(error)) from error
+        return _Known(stamps, await self._holdings())
+
+    async def _attach(self, sandbox: Sandbox, held: frozenset[str], plan: AttachPlan, known: _Known) -> None:
         try:
             links = pod_links(plan, held)
         except AddressPlanError as error:
             raise AttachError(str(error)) from error
         try:
-            entries = await self._calls.run(self._move, sandbox, links, plan, _holders(holdings))
+            entries = await self._calls.run(self._move, sandbox, links, plan, known)
             self._entries[sandbox.id] = entries
             await self._calls.run(self._write)
         except (OSError, NetlinkError) as error:  # TimeoutError is an OSError
@@ -227,46 +252,49 @@ class Attachments:
         sandbox: Sandbox,
         links: tuple[PodLink, ...],
         plan: AttachPlan,
-        holders: Mapping[str, set[tuple[str, str]]],
+        known: _Known,
     ) -> dict[str, Entry]:
-        pod = (sandbox.namespace, sandbox.pod)
-        for link in links:
-            if others := holders[link.device] - {pod}:
-                raise AttachError(f"{link.device} is held by {'/'.join(min(others))} too")
+        devices = {link.device for link in links}
+        for device in sorted(devices):
+            if others := known.holders(device) - {(sandbox.namespace, sandbox.pod)}:
+                raise AttachError(f"{device} is held by {'/'.join(min(others))} too")
         with open_namespace(self._host) as host:
-            missing = {link.device for link in links} - self._learn(host, plan).keys()
+            missing = devices - self._learn(host, plan).keys()
             if sandbox.on_host:
-                if missing:
-                    self._fetch(missing, sandbox, plan)
-                return {
-                    link.device: Entry(devices_in(host, self._device_of)[link.device].name, "")
-                    for link in links
-                }
-            with open_namespace(sandbox.network) as there:
-                if missing := missing - devices_in(there, self._device_of).keys():
-                    self._fetch(missing, sandbox, plan)
-                attach(host, there, links, self._names.known, self._device_of)
-                present = devices_in(there, self._device_of)
-                return {link.device: Entry(present[link.device].name, sandbox.network) for link in links}
+                self._fetch(missing, sandbox, plan)
+                present = devices_in(host, self._device_of)
+                if lost := devices - present.keys():
+                    raise AttachError(f"{min(lost)}: its netdev is not on the host")
+            else:
+                with open_namespace(sandbox.network) as there:
+                    self._fetch(missing - devices_in(there, self._device_of).keys(), sandbox, plan)
+                    attach(host, there, links, self._names.known, self._device_of)
+                    present = devices_in(there, self._device_of)
+        return {one: Entry(present[one].name, sandbox.network, known.stamps[one]) for one in sorted(devices)}
 
     def _fetch(self, missing: set[str], sandbox: Sandbox, plan: AttachPlan) -> None:
         """Take VFs back from the sandboxes of pods that do not hold them any more."""
-        for other in tuple(self._sandboxes.values()):
-            if other.id != sandbox.id and other.network and missing:
-                with suppress(AttachError, NetlinkError), open_namespace(other.network) as place:
-                    here = missing & devices_in(place, self._device_of).keys()
-                if here:
-                    log.info(
-                        "VFs leave the sandbox of a pod that does not hold them. pod=%s/%s vfs=%s",
-                        other.namespace,
-                        other.pod,
-                        ",".join(sorted(here)),
-                    )
-                    for device in here:
-                        self._entries.get(other.id, {}).pop(device, None)
-                    self._write()
-                    self._return(other, tuple(here), plan)
-                    missing = missing - here
+        for other in tuple(self._sandboxes.values()) if missing else ():
+            here = self._present(other) if other.id != sandbox.id else {}
+            if theirs := missing & here.keys():
+                log.info(
+                    "VFs leave the sandbox of a pod that does not hold them. pod=%s/%s vfs=%s",
+                    other.namespace,
+                    other.pod,
+                    ",".join(sorted(theirs)),
+                )
+                for device in theirs:
+                    self._entries.get(other.id, {}).pop(device, None)
+                self._write()
+                self._return(other, tuple(theirs), plan)
+                missing = missing - theirs
+
+    def _present(self, sandbox: Sandbox) -> dict[str, Netdev]:
+        """The netdevs of devices in the namespace of a sandbox; none if it is gone."""
+        if sandbox.network:
+            with suppress(AttachError, NetlinkError), open_namespace(sandbox.network) as place:
+                return devices_in(place, self._device_of)
+        return {}
 
     def _return(self, sandbox: Sandbox, devices: tuple[str, ...], plan: AttachPlan | None) -> None:
         with open_namespace(self._host) as host, open_namespace(sandbox.network) as pod:
@@ -285,15 +313,13 @@ class Attachments:
 
     def _keep_present(self, plan: AttachPlan) -> None:
         """Keep those entries of an earlier process whose VFs are in the namespace of a sandbox."""
-        before = self._spec.names()
+        before = self._spec.stamps()
         for sandbox in self._sandboxes.values():
-            if sandbox.network:
-                with suppress(AttachError, NetlinkError), open_namespace(sandbox.network) as place:
-                    present = devices_in(place, self._device_of)
-                    if mine := before & plan.vfs.keys() & present.keys():
-                        self._entries[sandbox.id] = {
-                            one: Entry(present[one].name, sandbox.network) for one in mine
-                        }
+            present = self._present(sandbox)
+            if mine := before.keys() & plan.vfs.keys() & present.keys():
+                self._entries[sandbox.id] = {
+                    one: Entry(present[one].name, sandbox.network, before[one]) for one in sorted(mine)
+                }
         self._write()
 
     def _write(self) -> None:
@@ -301,7 +327,7 @@ class Attachments:
 
     def _tidy(self, plan: AttachPlan) -> bool:
         """Forget the sandboxes whose namespace is gone, and name the VFs that came back from it by themselves. Return
-        whether a VF has left its pod: the driver was loaded again."""
+        whether a VF has left its pod, because its driver was loaded again, or was allocated once more."""
         gone = {id_ for id_, one in self._sandboxes.items() if one.network and not Path(one.network).exists()}
         for id_ in gone:
             self._sandboxes.pop(id_, None)
@@ -317,10 +343,10 @@ class Attachments:
             for device, netdev in found.items():
                 if device in plan.vfs and _is_foreign(plan, device, netdev.name):
                     restore_name(host, netdev, self._names.known.get(device))
-            inside = {
-                device for of in self._entries.values() for device, entry in of.items() if entry.network
-            }
-            return bool(inside & found.keys())
+            entries = {device: entry for of in self._entries.values() for device, entry in of.items()}
+            inside = {device for device, entry in entries.items() if entry.network}
+            stamps = self._stamps.read(entries)
+            return bool(inside & found.keys()) or any(entries[one].stamps != stamps[one] for one in entries)
         return False
 
     def _learn(self, host: OpenNamespace, plan: AttachPlan) -> dict[str, Netdev]:
@@ -349,11 +375,3 @@ def _held(holdings: Iterable[Holding], sandbox: Sandbox, plan: AttachPlan) -> fr
         for device in holding.device_ids
         if device in plan.vfs
     )
-
-
-def _holders(holdings: Iterable[Holding]) -> dict[str, set[tuple[str, str]]]:
-    holders: dict[str, set[tuple[str, str]]] = {}
-    for holding in holdings:
-        for device in holding.device_ids:
-            holders.setdefault(device, set()).add((holding.namespace, holding.pod))
-    return holders

@@ -141,6 +141,87 @@ async def test_a_cni_plugin_has_moved_the_vf_before(node: AttachedNode) -> None:
     assert links(pod).keys() == {"net1"}
 
 
+# --- the interlock ----------------------------------------------------------------------------------------
+
+
+async def test_a_container_starts_once_its_vfs_are_in_its_pod_and_starts_again(node: AttachedNode) -> None:
+    sandbox, _ = node.pod("trainer", vf(0), vf(1))
+    assert not node.starts(vf(0), vf(1))
+    await node.attachments.begin(sandbox)
+    assert node.starts(vf(0), vf(1))
+    await node.restarted().synchronize((sandbox,))
+    assert node.starts(vf(0), vf(1))
+    await node.attachments.end(sandbox)
+    assert not node.starts(vf(0), vf(1))
+
+
+async def test_each_container_of_a_pod_starts(node: AttachedNode) -> None:
+    """The kubelet allocates the VF of a finished init container once more, for the next container."""
+    sandbox, _ = node.pod("trainer", vf(0))
+    init = dict(node.allocated)
+    node.allocate(vf(0))
+    await node.attachments.begin(sandbox)
+    assert node.starts(vf(0))
+    node.allocated = init
+    assert node.starts(vf(0))
+
+
+async def test_a_container_that_is_allocated_later_starts_after_the_next_look(node: AttachedNode) -> None:
+    sandbox, _ = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    node.allocate(vf(0))
+    assert not node.starts(vf(0))
+    await node.attachments.look()
+    assert node.starts(vf(0))
+
+
+async def test_the_next_pod_does_not_start_with_what_an_earlier_one_left(node: AttachedNode) -> None:
+    """The kubelet frees a VF while the sandbox of its pod still exists. Here nobody listens: a real kubelet started
+    the next container without its netdev."""
+    first, _ = node.pod("first", vf(0))
+    await node.attachments.begin(first)
+    node.released("first")
+    second, pod = node.pod("second", vf(0))
+    assert node.entries().keys() == {vf(0)}
+    assert not node.starts(vf(0))
+    await node.restarted().synchronize((first, second))
+    assert node.starts(vf(0))
+    assert links(pod).keys() == {"rail0"}
+
+
+async def test_a_new_sandbox_of_a_pod_does_not_start_with_what_its_old_one_left(node: AttachedNode) -> None:
+    old, _ = node.pod("trainer", vf(0))
+    await node.attachments.begin(old)
+    await _kernel_returns(node, old)
+    Path(old.network).unlink()
+    assert node.entries().keys() == {vf(0)}
+    assert not node.starts(vf(0))
+
+
+async def test_a_vf_that_changes_its_pod_while_the_kubelet_is_asked_is_not_defined_for_the_old_one(
+    node: AttachedNode,
+) -> None:
+    """The answer of the kubelet is older than the allocation."""
+    first, _ = node.pod("first", vf(0))
+    node.at_list = lambda: node.allocate(vf(0))
+    await node.attachments.begin(first)
+    assert not node.starts(vf(0))
+
+
+async def test_a_plan_without_a_kubelet_keeps_the_stamps_that_the_spec_has_and_no_newer_ones(
+    node: AttachedNode,
+) -> None:
+    sandbox, _ = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    first = dict(node.allocated)
+    node.holdings = None
+    node.allocate(vf(0))
+    await node.restarted().synchronize((sandbox,))
+    assert not node.starts(vf(0))
+    node.allocated = first
+    assert node.starts(vf(0))
+
+
 # --- ends and restarts ------------------------------------------------------------------------------------
 
 

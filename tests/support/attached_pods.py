@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, HoldingsError
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Holding
 from nodeagent.host.netlink.netdevs import Netdev
 from tests.support.namespaces import Netns
@@ -51,6 +54,11 @@ class AttachedNode:
         )
         self.holdings: list[Holding] | None = []
         self.asked = 0
+        self.at_list: Callable[[], object] = lambda: None
+        """Called while the kubelet answers."""
+        self.stamps = AttachStamps(folder)
+        self.allocated: dict[str, str] = {}
+        """The CDI device that the last container of each VF names."""
         self.attachments = self.restarted()
         self.pods: dict[str, Netns] = {}
 
@@ -63,6 +71,7 @@ class AttachedNode:
             lambda: self.plan,
             self._held,
             AttachedSpec(self.folder / "cdi"),
+            self.stamps,
             HostNames(self.folder),
             device_of,
             self.host.path,
@@ -70,10 +79,11 @@ class AttachedNode:
         return self.attachments
 
     async def _held(self) -> tuple[Holding, ...]:
-        self.asked += 1
-        if self.holdings is None:
+        answer, self.asked = self.holdings, self.asked + 1
+        self.at_list()
+        if answer is None:
             raise HoldingsError("the kubelet does not answer")
-        return tuple(self.holdings)
+        return tuple(answer)
 
     @staticmethod
     def host_name(rail: int, index: int = 0) -> str:
@@ -82,11 +92,22 @@ class AttachedNode:
     def pod(self, name: str, *devices: str) -> tuple[Sandbox, Netns]:
         """A sandbox of a new pod, which holds these VFs. Its path goes with its namespace, as a runtime's file does."""
         ns = self.pods[name] = Netns()
+        self.allocate(*devices)
         if devices and self.holdings is not None:
             self.holdings.append(Holding("default", name, "main", "example.com/nic", devices))
         path = self.folder / f"cni-{name}"
         path.symlink_to(ns.path)
         return Sandbox(f"sandbox-{name}", "default", name, f"uid-{name}", str(path)), ns
+
+    def allocate(self, *devices: str) -> None:
+        """As the agent answers the kubelet for one container."""
+        names = tuple(f"nodeagent.io/attached={device}" for device in devices)
+        allocation = self.stamps.stamped(Allocation(cdi_devices=names))
+        self.stamps.write(allocation)
+        self.allocated |= {
+            device: name.partition("=")[2]
+            for device, name in zip(devices, allocation.cdi_devices, strict=True)
+        }
 
     def ended(self, sandbox: Sandbox) -> None:
         """The kubelet no longer lists the pod, and the runtime has removed the file of its namespace."""
@@ -97,13 +118,24 @@ class AttachedNode:
         self.holdings = [holding for holding in self.holdings or () if holding.pod != pod]
 
     def entries(self) -> dict[str, dict[str, Any]]:
-        """The edits of each device in the CDI spec."""
+        """The edits of each device in the CDI spec, by the VF: the last stamp of each must be there."""
         path = self.folder / "cdi" / "nodeagent-attached.json"
         if not path.exists():
             return {}
         spec = json.loads(path.read_text())
         assert spec["kind"] == "nodeagent.io/attached"
-        return {device["name"]: device["containerEdits"] for device in spec["devices"]}
+        found = {device["name"]: device["containerEdits"] for device in spec["devices"]}
+        return {name.rpartition("-")[0]: edits for name, edits in found.items()}
+
+    def starts(self, *devices: str) -> bool:
+        """Whether a runtime would start the container that was allocated last with these VFs."""
+        path = self.folder / "cdi" / "nodeagent-attached.json"
+        spec = json.loads(path.read_text()) if path.exists() else {"devices": []}
+        defined = {device["name"]: device["containerEdits"] for device in spec["devices"]}
+        names = [self.allocated[device] for device in devices]
+        return all(name in defined for name in names) and all(
+            Path(mount["hostPath"]).exists() for name in names for mount in defined[name].get("mounts", ())
+        )
 
     def on_host(self) -> set[str]:
         return {name for name in links(self.host) if name != "lo"}

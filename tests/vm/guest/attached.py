@@ -10,11 +10,13 @@ from pathlib import Path
 
 from ground import DEVICES, Json, netdev_of, read, rebind, virtual_functions
 
+from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Holding
 from nodeagent_lab.sim.netns import Netns
 
@@ -34,6 +36,7 @@ class Node:
             },
         )
         self.holdings: list[Holding] = []
+        self.stamps = AttachStamps(FOLDER)
         self.attachments = self.restarted()
 
     def restarted(self) -> Attachments:
@@ -41,12 +44,14 @@ class Node:
             return tuple(self.holdings)
 
         self.attachments = Attachments(
-            lambda: self.plan, held, AttachedSpec(FOLDER / "cdi"), HostNames(FOLDER)
+            lambda: self.plan, held, AttachedSpec(FOLDER / "cdi"), self.stamps, HostNames(FOLDER)
         )
         return self.attachments
 
     def pod(self, name: str, ns: Netns, *vfs: str) -> Sandbox:
         self.holdings.append(Holding("default", name, "main", "nodeagent.io/nic", vfs))
+        names = tuple(f"nodeagent.io/attached={vf}" for vf in vfs)
+        self.stamps.write(self.stamps.stamped(Allocation(cdi_devices=names)))
         path = FOLDER / f"cni-{name}"
         FOLDER.mkdir(exist_ok=True)
         path.symlink_to(ns.path)
@@ -59,7 +64,9 @@ class Node:
 
 def entries() -> list[str]:
     path = FOLDER / "cdi/nodeagent-attached.json"
-    return sorted(one["name"] for one in json.loads(path.read_text())["devices"]) if path.exists() else []
+    if not path.exists():
+        return []
+    return sorted({one["name"].rpartition("-")[0] for one in json.loads(path.read_text())["devices"]})
 
 
 async def inside(ns: Netns) -> Json:
