@@ -73,7 +73,7 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
 
 
 def attach_conflicts(settings: AttachSettings, resources: Iterable[ResourceSettings]) -> Iterator[Conflict]:
-    """What does not fit, below ``attach``. ``resources`` are those that the file has."""
+    """Yield the settings that do not fit, below ``attach``. ``resources`` are those that the file has."""
     if settings.interface is not None and any(
         isinstance(entry, VfResource) and entry.mode == "dra" for entry in resources
     ):

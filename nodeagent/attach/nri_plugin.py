@@ -75,7 +75,7 @@ class Sandbox(Struct, frozen=True):
 
 
 class SandboxEvents(Protocol):
-    """What follows the sandboxes of a node."""
+    """A part that follows the sandboxes of a node."""
 
     async def synchronize(self, sandboxes: tuple[Sandbox, ...]) -> None:
         """These are all sandboxes that the runtime knows; some of them may have ended."""

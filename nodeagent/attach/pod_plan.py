@@ -1,4 +1,4 @@
-"""What the agent plans for each VF, and what follows for the VFs of one pod. Pure.
+"""The agent's plan for each VF, and what follows from it for the VFs of one pod. Pure.
 
 The agent writes the plan into its state folder; ``nodeagent attach`` reads it there. So neither waits for the other,
 and the last plan stands while the agent is away.

@@ -344,7 +344,7 @@ async def test_ends_and_begins_at_a_time_lose_nothing(node: AttachedNode) -> Non
 
 
 async def _kernel_returns(node: AttachedNode, sandbox: Sandbox) -> None:
-    """What the kernel does with physical netdevs when a namespace dies; veths it removes."""
+    """Do what the kernel does with physical netdevs when a namespace dies; veths it removes."""
     pod = node.pods[sandbox.pod]
     for name in links(pod):
         pod.ip(f"link set {name} netns {node.host.path}")

@@ -193,7 +193,7 @@ def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
         pod["volumes"].sort(key=itemgetter("name"))
         for container in pod["containers"]:
             container["volumeMounts"].sort(key=itemgetter("mountPath"))
-            container["env"].sort(key=itemgetter("name"))
+            container.get("env", []).sort(key=itemgetter("name"))
     return manifests
 
 
