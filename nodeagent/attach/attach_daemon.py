@@ -17,7 +17,7 @@ from msgspec import Struct
 from nodeagent.attach.attach_files import AttachFiles, AttachState
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
-from nodeagent.attach.attachments import Attachments, HoldingsError
+from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.nri_plugin import NriError, NriPlugin, Runtime
 from nodeagent.attach.plan_writer import read_attach_plan
@@ -26,7 +26,6 @@ from nodeagent.base.backoff import Backoff
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.ending import end_at
 from nodeagent.base.supervise import ending_signals, keep
-from nodeagent.facts.model import Holding
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 
 log = logging.getLogger(__name__)
@@ -109,11 +108,12 @@ class AttachDaemon:
             await in_thread(partial(self._files.write_state, state))
             await asyncio.sleep(_REPORT_S)
 
-    async def _holdings(self) -> tuple[Holding, ...]:
+    async def _holdings(self) -> KubeletList:
         try:
-            return await self._kubelet.list()
+            holdings = await self._kubelet.list()
         except PodResourcesError as error:
             raise HoldingsError(str(error)) from error
+        return KubeletList(self._kubelet.pods_listed, holdings)
 
 
 async def run_attach(paths: AttachPaths) -> None:

@@ -55,6 +55,13 @@ class AttachStamps:
                 kept = (*self._read(device), stamp)[-STAMPS_MAX:]
                 replace_file(self._folder / device, "".join(f"{one}\n" for one in kept).encode())
 
+    def changed_ns(self) -> int:
+        """The time of the last allocation, 0 before the first. Blocks; raises ``OSError``."""
+        try:
+            return self._folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
     def read(self, devices: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """The stamps of these VFs, the oldest first. Raises ``OSError``."""
         return {device: self._read(device) for device in devices}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +37,7 @@ from nodeagent.attach.pod_netdevs import (
     restore_name,
 )
 from nodeagent.attach.pod_plan import AttachPlan, PodLink, has_our_name, pod_links
-from nodeagent.base.bounded_calls import BoundedCalls
+from nodeagent.base.bounded_calls import BoundedCalls, in_thread
 from nodeagent.facts.model import Holding
 from nodeagent.host.netlink.message import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdev
@@ -46,8 +47,18 @@ log = logging.getLogger(__name__)
 _MOVE_S = 30.0
 """A driver may hold the kernel's lock for seconds while VFs are made or firmware is loaded."""
 _TEND_S = 10.0
+_TICK_NS = 100_000_000
+"""The kernel notes the time of a change to its tick, of up to ten milliseconds: two changes may have one time."""
 
-Holdings = Callable[[], Awaitable[tuple[Holding, ...]]]
+
+class KubeletList(NamedTuple):
+    """The pods that the kubelet lists, each by namespace and name, also those without devices; and their devices."""
+
+    pods: frozenset[tuple[str, str]]
+    holdings: tuple[Holding, ...]
+
+
+Holdings = Callable[[], Awaitable[KubeletList]]
 
 
 class HoldingsError(Exception):
@@ -55,9 +66,10 @@ class HoldingsError(Exception):
 
 
 class _Known(NamedTuple):
-    """``stamps`` were read before ``holdings``, the kubelet's list."""
+    """``stamps`` were read before ``pods`` and ``holdings``, the kubelet's list."""
 
     stamps: Mapping[str, tuple[str, ...]]
+    pods: frozenset[tuple[str, str]]
     holdings: tuple[Holding, ...]
 
     def holders(self, device: str) -> set[tuple[str, str]]:
@@ -94,6 +106,8 @@ class Attachments:
         """Why a sandbox lacks its netdevs, by its ID; empty: not known yet."""
         self._in_doubt = True
         """The kubelet has not said yet what the sandboxes hold."""
+        self._listed: tuple[int, tuple[Holding, ...]] | None = None
+        """The kubelet's last list, and the last allocation before it: pods without VFs need no newer one."""
 
     # --- what the runtime tells ---
 
@@ -106,11 +120,14 @@ class Attachments:
         await self.settle()
 
     async def begin(self, sandbox: Sandbox) -> None:
+        self._sandboxes[sandbox.id] = sandbox
+        plan, changed_ns = await in_thread(lambda: (self._plan(), self._stamps.changed_ns()))
+        if plan is None or not plan.on or not plan.vfs:
+            return
+        listed = self._listed
+        if listed is not None and listed[0] == changed_ns and not _held(listed[1], sandbox, plan):
+            return  # nothing was allocated since that list
         async with self._moving:
-            self._sandboxes[sandbox.id] = sandbox
-            plan = self._plan()
-            if plan is None or not plan.on or not plan.vfs:
-                return
             try:
                 known = await self._known(plan)
             except HoldingsError as error:
@@ -122,7 +139,9 @@ class Attachments:
                 )
                 self._in_doubt = True
                 return
-            if held := _held(known.holdings, sandbox, plan):
+            if (sandbox.namespace, sandbox.pod) not in known.pods:
+                self._in_doubt = True  # the kubelet has just started, and lists its pods one after the other
+            elif held := _held(known.holdings, sandbox, plan):
                 try:
                     await self._attach(sandbox, held, plan, known)
                 except AttachError as error:
@@ -135,32 +154,38 @@ class Attachments:
             entries = self._entries.pop(sandbox.id, None)
             if not entries or known is None:
                 return
+            plan = await in_thread(self._plan)
             await self._calls.run(self._write)
             if known.network:
                 with suppress(AttachError):  # the namespace is gone: the kernel has returned its netdevs
-                    await self._calls.run(self._return, known, tuple(entries), self._plan())
+                    await self._calls.run(self._return, known, tuple(entries), plan)
 
     # --- without the runtime ---
 
     async def settle(self) -> None:
         """Bring every sandbox to what its pod holds, and the VFs of ended pods back to the host."""
         async with self._moving:
-            plan = self._plan()
+            plan = await in_thread(self._plan)
             if plan is None:
                 return
             if not plan.on:
                 self._in_doubt = False
                 self._unsettled = {}
-                await self._calls.run(self._keep_present, plan)
+                await self._calls.run(self._keep, plan, self._sandboxes.values())
                 await self._calls.run(self._tidy, plan)
                 return
             try:
                 known = await self._known(plan)
             except HoldingsError as error:
                 log.warning("The sandboxes wait for the kubelet's list. reason=%r", str(error))
-                await self._calls.run(self._keep_present, plan)
+                await self._calls.run(self._keep, plan, self._sandboxes.values())
                 return
-            self._in_doubt = False
+            unlisted = [
+                one
+                for one in self._newest()
+                if (one.namespace, one.pod) not in known.pods and one.id not in self._entries
+            ]
+            self._in_doubt = await self._calls.run(self._keep, plan, unlisted)
             for sandbox in self._newest():
                 held = _held(known.holdings, sandbox, plan)
                 if not held or not (sandbox.network or sandbox.on_host):
@@ -187,7 +212,7 @@ class Attachments:
 
     async def look(self) -> None:
         """Repeat what failed, name VFs that came back by themselves, and bring back what has left its pod."""
-        plan = self._plan()
+        plan = await in_thread(self._plan)
         if plan is None:
             return
         left = False
@@ -226,11 +251,17 @@ class Attachments:
 
     async def _known(self, plan: AttachPlan) -> _Known:
         """Raises ``HoldingsError``."""
+        began_ns = time.time_ns()
         try:
+            changed_ns = await self._calls.run(self._stamps.changed_ns)
             stamps = await self._calls.run(self._stamps.read, tuple(plan.vfs))
         except OSError as error:
             raise HoldingsError(str(error)) from error
-        return _Known(stamps, await self._holdings())
+        self._listed = None
+        known = _Known(stamps, *await self._holdings())
+        if began_ns - changed_ns > _TICK_NS:
+            self._listed = changed_ns, known.holdings
+        return known
 
     async def _attach(self, sandbox: Sandbox, held: frozenset[str], plan: AttachPlan, known: _Known) -> None:
         try:
@@ -311,16 +342,19 @@ class Attachments:
                         "A VF does not leave its pod. vf=%s pod=%s/%s", device, sandbox.namespace, sandbox.pod
                     )
 
-    def _keep_present(self, plan: AttachPlan) -> None:
-        """Keep those entries of an earlier process whose VFs are in the namespace of a sandbox."""
-        before = self._spec.stamps()
-        for sandbox in self._sandboxes.values():
+    def _keep(self, plan: AttachPlan, sandboxes: Iterable[Sandbox]) -> bool:
+        """Keep those entries of an earlier process whose VFs are in the namespaces of these sandboxes. Return whether
+        there are any."""
+        before, kept = self._spec.stamps(), False
+        for sandbox in sandboxes:
             present = self._present(sandbox)
             if mine := before.keys() & plan.vfs.keys() & present.keys():
                 self._entries[sandbox.id] = {
                     one: Entry(present[one].name, sandbox.network, before[one]) for one in sorted(mine)
                 }
+                kept = True
         self._write()
+        return kept
 
     def _write(self) -> None:
         self._spec.write({device: entry for of in self._entries.values() for device, entry in of.items()})

@@ -71,6 +71,31 @@ async def test_a_pod_without_vfs_moves_nothing(node: AttachedNode) -> None:
     assert (node.entries(), links(pod), node.on_host()) == ({}, {}, node.all_host_names())
 
 
+async def test_pods_without_vfs_do_not_wait_for_the_kubelet(node: AttachedNode) -> None:
+    """Nothing was allocated since its last list, so a pod that is not in it holds nothing."""
+    trainer, _ = node.pod("trainer", vf(0))
+    node.settled_time()
+    await node.attachments.begin(trainer)
+    asked, held, node.holdings = node.asked, node.holdings, None
+    for name in ("web", "db"):
+        await node.attachments.begin(node.pod(name)[0])
+    assert node.asked == asked
+    node.holdings = held
+    second, pod = node.pod("second", vf(1))
+    await node.attachments.begin(second)
+    assert (node.asked, links(pod).keys()) == (asked + 1, {"rail1"})
+
+
+async def test_an_allocation_in_the_tick_of_a_list_is_not_missed(node: AttachedNode) -> None:
+    first, _ = node.pod("first", vf(0))
+    await node.attachments.begin(first)
+    before = node.time_of_stamps()
+    second, pod = node.pod("second", vf(1))
+    node.set_time_of_stamps(before)
+    await node.attachments.begin(second)
+    assert links(pod).keys() == {"rail1"}
+
+
 async def test_a_pod_on_the_hosts_network_keeps_its_vfs_there(node: AttachedNode) -> None:
     sandbox, _ = node.pod("trainer", vf(0))
     sandbox = replace(sandbox, network="", on_host=True)
@@ -265,6 +290,30 @@ async def test_without_the_kubelet_a_sandbox_goes_on_and_the_vfs_come_later(node
     node.holdings = held
     await node.attachments.settle()
     assert (links(pod).keys(), node.entries().keys()) == ({"rail0"}, {vf(0)})
+
+
+async def test_a_pod_that_the_kubelet_does_not_list_yet_gets_its_vfs_later(node: AttachedNode) -> None:
+    """Shortly after its start the kubelet lists no pod, or some."""
+    sandbox, pod = node.pod("trainer", vf(0))
+    held, node.holdings, node.unlisted = node.holdings, [], {("default", "trainer")}
+    await node.attachments.begin(sandbox)
+    assert links(pod) == {}
+    node.holdings, node.unlisted = held, set()
+    await node.attachments.look()
+    assert node.starts(vf(0))
+
+
+async def test_after_a_restart_a_pod_that_is_not_listed_yet_keeps_what_it_has(node: AttachedNode) -> None:
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    held, node.holdings, node.unlisted = node.holdings, [], {("default", "trainer")}
+    await node.restarted().synchronize((sandbox,))
+    assert node.starts(vf(0))
+    node.holdings, node.unlisted = held, set()
+    await node.attachments.look()
+    assert (node.starts(vf(0)), links(pod).keys()) == (True, {"rail0"})
+    await node.attachments.end(sandbox)
+    assert node.on_host() == node.all_host_names()
 
 
 async def test_without_the_kubelet_a_restart_keeps_the_entries_of_vfs_that_are_in_pods(

@@ -6,6 +6,7 @@ A VF is known by its MAC address, because a veth has no PCI address: ``02:aa:00:
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
-from nodeagent.attach.attachments import Attachments, HoldingsError
+from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
@@ -53,6 +54,8 @@ class AttachedNode:
             },
         )
         self.holdings: list[Holding] | None = []
+        self.unlisted: set[tuple[str, str]] = set()
+        """Pods that the kubelet does not list yet."""
         self.asked = 0
         self.at_list: Callable[[], object] = lambda: None
         """Called while the kubelet answers."""
@@ -78,12 +81,12 @@ class AttachedNode:
         )
         return self.attachments
 
-    async def _held(self) -> tuple[Holding, ...]:
+    async def _held(self) -> KubeletList:
         answer, self.asked = self.holdings, self.asked + 1
         self.at_list()
         if answer is None:
             raise HoldingsError("the kubelet does not answer")
-        return tuple(answer)
+        return KubeletList(frozenset(("default", pod) for pod in self.pods) - self.unlisted, tuple(answer))
 
     @staticmethod
     def host_name(rail: int, index: int = 0) -> str:
@@ -108,6 +111,18 @@ class AttachedNode:
             device: name.partition("=")[2]
             for device, name in zip(devices, allocation.cdi_devices, strict=True)
         }
+
+    def settled_time(self) -> None:
+        """The last allocation was a second ago."""
+        folder = self.folder / "attach/stamps"
+        before = folder.stat().st_mtime_ns - 1_000_000_000
+        os.utime(folder, ns=(before, before))
+
+    def time_of_stamps(self) -> int:
+        return (self.folder / "attach/stamps").stat().st_mtime_ns
+
+    def set_time_of_stamps(self, time_ns: int) -> None:
+        os.utime(self.folder / "attach/stamps", ns=(time_ns, time_ns))
 
     def ended(self, sandbox: Sandbox) -> None:
         """The kubelet no longer lists the pod, and the runtime has removed the file of its namespace."""
