@@ -229,13 +229,19 @@ def shape(kind: VfPool, vf: Function) -> tuple[object, object, object]:
 
 def test_a_container_names_the_cdi_device_of_each_netdev_that_is_to_be_in_its_pod() -> None:
     """`nodeagent attach` alone defines these devices, so a runtime refuses the container until then."""
-    pool = replace(NIC0, attach=True)
-    ids = ["0000:40:00.5", "0000:40:00.2"]
-    assert pool.allocate(dgx(), ids).cdi_devices == tuple(
-        f"nodeagent.io/attached={id_}" for id_ in sorted(ids)
+    pool, ids = replace(NIC0, attach=True), ["0000:40:00.5", "0000:40:00.2"]
+    node = on_ethernet()
+    allocation = pool.allocate(node, ids)
+    assert allocation.cdi_devices == tuple(f"nodeagent.io/attached={id_}" for id_ in sorted(ids))
+    assert needed_by(allocation) == frozenset(), "the agent's own specs do not define them"
+    assert NIC0.allocate(node, ids).cdi_devices == ()
+
+
+def on_ethernet(**changes: object) -> Snapshot:
+    functions = (
+        replace(it, **({"link_type": "ethernet"} | changes)) if it.parent else it for it in dgx().functions
     )
-    assert NIC0.allocate(dgx(), ids).cdi_devices == ()
-    assert needed_by(pool.allocate(dgx(), ids)) == frozenset(), "the agent's own specs do not define them"
+    return replace(dgx(), functions=tuple(functions))
 
 
 @pytest.mark.parametrize(
@@ -247,9 +253,8 @@ def test_a_container_names_the_cdi_device_of_each_netdev_that_is_to_be_in_its_po
     ],
 )
 def test_a_vf_without_a_netdev_of_ethernet_names_none(changes: dict[str, object]) -> None:
-    (vf,) = (vf for vf in dgx().functions if vf.pci_address == "0000:40:00.2")
-    pool = replace(NIC0, attach=True)
-    allocation = pool.allocate(machine(PF, replace(vf, **changes)), [vf.pci_address])
+    allocation = replace(NIC0, attach=True).allocate(on_ethernet(**changes), ["0000:40:00.2"])
+    assert allocation.env
     assert allocation.cdi_devices == ()
 
 

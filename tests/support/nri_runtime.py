@@ -93,7 +93,7 @@ class NriRuntime:
         self.registered: dict[int, Any] = {}
         self.connected = asyncio.Event()
         self.events: int | None = None
-        """What Configure returned."""
+        """The answer of Configure."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._stream = -1
