@@ -33,7 +33,7 @@ search: $(VENV)/.ready  ## new examples for the property tests, for MINUTES=20; 
 test-vm: $(VENV)/.ready  ## boot a machine with real VFs and test the installed agent in it (hack/vm/README.md)
 	$(BIN)/python -m pytest -m vm tests/vm $(ARGS)
 
-test-cluster: $(VENV)/.ready  ## check an installation on the cluster of KUBECONFIG (ARGS=--help; docs/cluster-suite.md)
+test-cluster: $(VENV)/.ready  ## check an installation on the cluster of KUBECONFIG (ARGS=--help; docs/install.md)
 	$(BIN)/python -m tests.cluster_suite $(if $(KUBECONFIG),--kubeconfig "$(KUBECONFIG)") $(ARGS)
 
 check: $(VENV)/.ready  ## format, lint, types, import contracts
@@ -80,7 +80,7 @@ lock: $(VENV)/.ready  ## update the pinned requirements for development and for 
 	echo cyclonedx-bom | $(BIN)/uv $(COMPILE) --upgrade --constraints hack/requirements.txt - \
 		--output-file hack/requirements-release.txt
 
-release: $(VENV)/.release  ## check, build and push a release (ARGS="VERB …", docs/releases.md)
+release: $(VENV)/.release  ## check, build and push a release (ARGS="VERB …", docs/project.md)
 	@$(BIN)/python -m hack.release $(or $(ARGS),--help)
 
 $(VENV)/.release: $(VENV)/.ready hack/requirements-release.txt

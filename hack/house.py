@@ -15,8 +15,8 @@ DAEMONS = ("nodeagent.agent", "nodeagent.controller")
 KINDS = "nodeagent.kinds"
 KIND = "DeviceKind"
 """The base class of the kinds of devices. Their entries in the configuration have ``tag_field="kind"``."""
-KINDS_OF_CLAIMS = "DraDevice"
-"""The union of the devices of claims."""
+KIND_OF_CLAIMS = "DraDevice"
+"""The base class of the devices of claims."""
 PACKAGE = Path(__file__).parents[1] / "nodeagent"
 
 
@@ -109,14 +109,12 @@ def repeated_names(modules: Mapping[str, ast.Module]) -> dict[str, list[str]]:
 def kind_names(modules: Mapping[str, ast.Module]) -> set[str]:
     """The classes that are one kind each: kinds, their entries in the configuration, and the devices of claims."""
     bases: dict[str, set[str]] = {}
-    kinds = {KIND}
+    kinds = {KIND, KIND_OF_CLAIMS}
     for node in (node for tree in modules.values() for node in tree.body):
         if isinstance(node, ast.ClassDef):
             bases.setdefault(node.name, set()).update(_last_names(node.bases))
             tags = {ast.unparse(word.value) for word in node.keywords if word.arg == "tag_field"}
             kinds |= {node.name} if "'kind'" in tags else set()
-        elif isinstance(node, ast.Assign) and KINDS_OF_CLAIMS in _last_names(node.targets):
-            kinds |= _last_names(ast.walk(node.value))
     while more := {name for name, above in bases.items() if above & kinds} - kinds:
         kinds |= more
     return kinds

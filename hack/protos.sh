@@ -16,5 +16,5 @@ generate() {
 generate nodeagent/kube \
     nodeagent/kube/deviceplugin.proto nodeagent/kube/pluginregistration.proto nodeagent/kube/podresources.proto \
     nodeagent/kube/dra_v1.proto nodeagent/kube/dra_health_v1alpha1.proto nodeagent/kube/dra_health_v1.proto
-generate nodeagent/cluster/nvsentinel nodeagent/cluster/nvsentinel/health_event.proto
+generate nodeagent/features/nvsentinel nodeagent/features/nvsentinel/health_event.proto
 generate nodeagent/attach nodeagent/attach/nri.proto

@@ -7,7 +7,7 @@
     config     the configuration file, read again when it changes and at SIGHUP
     dra        claims that the scheduler has allocated: prepared for the kubelet
     cluster    what the agent writes to the API server, if there is one
-    nvsentinel health events for NVSentinel's platform connector, if the configuration has its socket
+    features   each in tasks of its own, if it is configured (``agent_features``)
     web        /metrics, /health, /healthz, /readyz
 
 Each task is supervised alone. On SIGTERM all of them stop and nothing is unpublished: the end of the agent does not
@@ -23,17 +23,17 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from nodeagent import __version__, discovery
-from nodeagent.agent_config import Config, by_volcano, load
+from nodeagent import __version__, agent_features, discovery
+from nodeagent.agent_config import Config, load
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
@@ -49,8 +49,10 @@ from nodeagent.config.followed_configuration import FollowedConfiguration, confi
 from nodeagent.config.in_force import adopted
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.changes import NodeChanges
+from nodeagent.facts.device_pods import pods_by_device
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import ClaimUser, Holding
+from nodeagent.features.seam import AgentCore, AgentPart
 from nodeagent.health.state_file import StateFile
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
@@ -65,6 +67,7 @@ from nodeagent.kubelet.rail_memory import CHECKPOINT, RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.measurements.sample import Sample
 from nodeagent.offering.claim_driver import ClaimDriver
 from nodeagent.offering.device_offering import DeviceOffering
 from nodeagent.offering.readiness import pool_statuses
@@ -79,9 +82,6 @@ from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.web.pages import Pages, PageSources
 from nodeagent.web.web_settings import FILE_NAME
-
-if TYPE_CHECKING:
-    from nodeagent.cluster.rail_watch import RailWatch
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,8 @@ class Agent:
         self._follow_changes()
         self.sharing = self._sharing()
         self._gpus.publish_usage_to(self.sharing.accounting.take_usage)
-        self.rail_watch = self._rail_watch()
+        self.features = self._features()
+        """The parts of features, by the name of their row."""
         self.file = self._configuration_file()
         self.pages = self._pages()
 
@@ -282,14 +283,16 @@ class Agent:
             ),
         )
 
-    def _rail_watch(self) -> RailWatch | None:
-        if not self._config.rails.probe:
-            return None
-        from nodeagent.cluster.rail_watch import RailWatch  # noqa: PLC0415 - its modules serve the probes alone
+    def _features(self) -> dict[str, AgentPart]:
+        take = self.health.take_samples
+        core = AgentCore(self.inventory, self.offering, self.deliveries, take, self._tree, self.settled)
+        return {row.name: row.start(core, lambda: self._config) for row in agent_features.AGENT}
 
-        return RailWatch(
-            self._config.rails, self.inventory, lambda: self.offering.rails, self.health.take_samples
-        )
+    def _samples(self) -> Iterator[Sample]:
+        """The latest measurements of NICs: of the readers, and of features."""
+        yield from self.sources.samples()
+        for part in self.features.values():
+            yield from part.samples()
 
     def _configuration_file(self) -> FollowedConfiguration[Config] | None:
         if (path := self._options.config_file) is None:
@@ -302,7 +305,7 @@ class Agent:
         )
 
     def _pages(self) -> Pages:
-        file, sources, claims, watch = self.file, self.sources, self.claims, self.rail_watch
+        file, sources, claims = self.file, self.sources, self.claims
         offer, deliveries, history = self.offering.dra, self.deliveries, self.history
         return Pages(
             self._config.web,
@@ -310,9 +313,7 @@ class Agent:
                 inventory=self.inventory,
                 offering=self.offering.shown,
                 rpc_stats=self._rpc_stats,
-                nic_samples=sources.samples
-                if watch is None
-                else lambda: (*sources.samples(), *watch.samples()),
+                nic_samples=self._samples,
                 nic_readers=sources.reader_statuses,
                 overruns=sources.overruns,
                 last_lldp=sources.last_lldp,
@@ -320,16 +321,14 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=lambda: self.health.explain_json(
-                    nic_names(self.offering.rails), self.offering.devices()
+                    nic_names(self.offering.rails),
+                    self.offering.devices(),
+                    pods_by_device(self.inventory.snapshot),
                 ),
                 machine_view=self.offering.view,
                 neighbor_view=lambda: msgspec.json.encode(
                     sources.neighbor_view().named(nic_names(self.offering.rails))
                 ),
-                rail_view=lambda: (
-                    b'{"probes":false}' if watch is None else msgspec.json.encode(watch.listing())
-                ),
-                check_rails=self._check_rails,
                 configuration_fault=lambda: file.fault if file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
                 cluster_writes=deliveries.writes,
@@ -344,12 +343,8 @@ class Agent:
                 lost_history=lambda: None if history is None else history.remark(),
                 node=self._options.node_name or socket.gethostname(),
             ),
+            [family for row in agent_features.AGENT for family in row.families],
         )
-
-    async def _check_rails(self, node: str, to: str, seconds: float) -> bytes:
-        if self.rail_watch is None:
-            return msgspec.json.encode({"to": to, "why": "this agent does not probe: set rails.probe"})
-        return msgspec.json.encode(await self.rail_watch.check(node, to, seconds))
 
     async def run(self) -> None:
         """Run until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
@@ -378,7 +373,7 @@ class Agent:
             "requests": self.stored.requests.run,
             "over-uses": self.sharing.accounting.keep,
             "stored": partial(keep_files, self.stored.files),
-            "local": partial(self.pages.serve_locally, self.stored.folder),
+            "local": self._serve_locally,
         }
         if self.file is not None:
             tasks["config"] = self.file.run
@@ -395,19 +390,22 @@ class Agent:
         self.claims.recover(access)
         tasks["dra"] = partial(self._serve_claims, access)
         if access is not None:
-            tasks["cluster"] = partial(agent_tasks.run_agent_tasks, self._state(), access, self.settled)
-        if config.nv_sentinel.socket is not None:
-            node = self._options.node_name or (access.node if access is not None else None)
-            tasks["nvsentinel"] = partial(
-                agent_tasks.tell_nvsentinel,
-                config.nv_sentinel,
-                self._options.root,
-                node,
-                self.inventory,
-                self.deliveries,
-                self.settled,
-            )
+            tasks["cluster"] = partial(self._write, access)
+        node = self._options.node_name or (access.node if access is not None else None)
+        for part in self.features.values():
+            tasks |= {name: partial(task, node) for name, task in part.tasks.items()}
         return tasks
+
+    async def _serve_locally(self) -> None:
+        parts = self.features.values()
+        pages = {path: page for part in parts for path, page in part.pages.items()}
+        folders = {path: folder for part in parts for path, folder in part.folders.items()}
+        await self.pages.serve_locally(self.stored.folder, pages, folders)
+
+    async def _write(self, access: agent_tasks.NodeAccess) -> None:
+        """Write to the API server until cancelled."""
+        writers = {name: make for part in self.features.values() for name, make in part.writers.items()}
+        await agent_tasks.run_agent_tasks(self._state(), access, self.settled, writers)
 
     def _state(self) -> agent_tasks.AgentState:
         """The parts of the agent that the cluster is told of."""
@@ -420,7 +418,6 @@ class Agent:
             self.deliveries,
             *self.sharing,
             partial(unwritable, self.stored.files),
-            lambda: by_volcano(self._config),
             self.claims.written,
             self._tree,
             self.plugins.statuses,
@@ -428,7 +425,6 @@ class Agent:
             self._read_holdings,
             self.health.failed_s,
             self.health.take_planned_work,
-            self.rail_watch,
         )
 
     def reload(self) -> None:

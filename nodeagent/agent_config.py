@@ -10,16 +10,13 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from nodeagent.attach.attach_settings import AttachSettings, attach_conflicts
-from nodeagent.cluster.cluster_settings import (
-    ClusterSettings,
-    NvSentinelSettings,
-    cluster_conflicts,
-    nvsentinel_conflicts,
-)
+from nodeagent.cluster.cluster_settings import ClusterSettings, cluster_conflicts
 from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
 from nodeagent.config.settings_file import Built, entries, read_settings, section
 from nodeagent.config.yaml_tree import YamlNode, locate
+from nodeagent.features.nvsentinel.sentinel_settings import NvSentinelSettings, nvsentinel_conflicts
+from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.health.gpu_settings import (
     GpuAccountingSettings,
     GpuHealthSettings,
@@ -45,9 +42,9 @@ from nodeagent.kinds.resource_settings import (
     ResourceSettings,
     VfResource,
     VfsEntry,
+    memory_entries,
 )
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
-from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources.source_settings import InfinibandSettings, LinksSettings, LldpSettings
 from nodeagent.web.web_settings import AgentHistorySettings, WebSettings, history_conflicts, web_conflicts
@@ -170,7 +167,7 @@ class Config(Settings, frozen=True, kw_only=True):
 
 def by_volcano(config: Config) -> bool:
     """Whether Volcano's deviceshare places pods by GPU."""
-    return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
+    return any(entry.volcano for entry in memory_entries(config.resources))
 
 
 def config_digest(config: Config) -> str:

@@ -8,7 +8,8 @@
    watch may have stalled, an answer may be lost, or another replica may have led. ``topology/hypernodes`` then sends
    the plan's writes, and ``topology/node_labels`` writes labels for a limited time. The leader waits until the mirror
    shows its writes, because a plan on an older state would repeat them.
-4. Beside it the leader runs the tasks of the features that are configured (``feature_tables``). None delays the tree.
+4. Beside it the leader runs the tasks of the features that are configured (``controller_features``). None delays the
+   tree.
 
 The controller keeps no state that the API server does not have. A new leader makes the same tree from the same reports,
 but moves wait for their full time again.
@@ -29,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from nodeagent import feature_tables
+from nodeagent import controller_features
 from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
@@ -134,7 +135,7 @@ class Controller:
             self._reader,
             settings.namespace,
             settings.identity,
-            {row.name: row.families for row in feature_tables.CONTROLLER},
+            {row.name: row.families for row in controller_features.CONTROLLER},
         )
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -145,7 +146,7 @@ class Controller:
         mirror = ClusterMirror(reader, namespace, planner, config.label_keys, self.changes)
         core = ControllerCore(namespace, reader, writer, self._write_log, planner, mirror, self._plans)
         overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
-        features = {row.name: row.start(core, config) for row in feature_tables.CONTROLLER}
+        features = {row.name: row.start(core, config) for row in controller_features.CONTROLLER}
         return FabricParts(config.outputs, planner, mirror, overlaps, features)
 
     async def run(self) -> None:

@@ -22,10 +22,10 @@ from nodeagent.fabric.rail_partners import (
     RailPartners,
     RailPartnersSpec,
 )
-from nodeagent.rails.probe_caps import IpInterface
-from nodeagent.rails.rail_probes import SLOT_S, TICK_S, RailLink, RailProbes
-from nodeagent.rails.rail_settings import RailsSettings
-from nodeagent.rails.rail_socket import open_rail_socket
+from nodeagent.features.rail_probing.probe_caps import IpInterface
+from nodeagent.features.rail_probing.rail_probes import SLOT_S, TICK_S, RailLink, RailProbes
+from nodeagent.features.rail_probing.rail_settings import RailsSettings
+from nodeagent.features.rail_probing.rail_socket import open_rail_socket
 from nodeagent_lab.sim.netns import Netns, veth
 
 PERCENT = 0.5

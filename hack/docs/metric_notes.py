@@ -641,6 +641,10 @@ CONTROLLER: dict[str, Note] = {
         "Alerts about the link or node are silent until then: nodeagent maintain. All replicas export it, 20,000 "
         "series at most: aggregate with max."
     ),
+    "node_away_start_timestamp_seconds": Note(
+        "nodeagent trouble has what its kubelet says. The leader exports it, 20,000 series at most; absent once the "
+        "node is Ready.", origin="the condition Ready of the Node"
+    ),
     "controller_leader": Note("The sum must be 1; it is 0 for some seconds when the leader changes."),
     "configuration_in_force": Note("0: the running configuration stays; /readyz and the log have the fault."),
     "fabric_plans_total": Note("Grows with every change of a report."),

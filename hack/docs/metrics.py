@@ -8,13 +8,15 @@ from hack.docs import metric_notes
 from hack.docs.markdown import table
 from hack.docs.metric_notes import Note
 from hack.docs.sample_texts import RECORDED_ONLY, TEXTS
-from nodeagent.feature_tables import families_of_controller
+from nodeagent.agent_features import families_of_agent
+from nodeagent.controller_features import families_of_controller
 from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
-from nodeagent.metrics.exposition import CATALOG
 from nodeagent.sampling.sampling_settings import SamplesSettings
 
+CATALOG: dict[str, Family] = {family.name: family for family in families_of_agent()}
+"""Every metric family of the agent, in the order of the page."""
 TOPICS = {
     "Links": ("link",),
     "Transceivers": ("transceiver",),

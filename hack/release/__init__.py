@@ -6,5 +6,5 @@
     make release ARGS="build --registry ghcr.io/OWNER"     make every file of the release in dist/release
     make release ARGS="push --registry ghcr.io/OWNER"      push the image and the chart of dist/release
 
-docs/releases.md has the steps, and how anyone verifies a release.
+docs/project.md has the steps, and how anyone verifies a release.
 """

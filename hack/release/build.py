@@ -183,7 +183,7 @@ def chart_about(release: Release, about: dict[str, Any], digest: str) -> dict[st
     links = [
         {"name": "documentation", "url": page(release, "docs/README.md")},
         {"name": "changes", "url": page(release, "CHANGELOG.md")},
-        {"name": "how to verify a release", "url": page(release, "docs/releases.md")},
+        {"name": "how to verify a release", "url": page(release, "docs/project.md")},
     ]
     images = [{"name": "nodeagent", "image": f"{release.image}:{release.version}@{digest}"}]
     return about | {
@@ -267,7 +267,7 @@ def provenance(release: Release, subjects: Mapping[str, str]) -> dict[str, Any]:
     pins = notices.pins(notices.LOCK.read_text())
     workflow = os.environ.get("GITHUB_WORKFLOW_REF")
     builder = (
-        f"{os.environ.get('GITHUB_SERVER_URL')}/{workflow}" if workflow else page(release, "docs/releases.md")
+        f"{os.environ.get('GITHUB_SERVER_URL')}/{workflow}" if workflow else page(release, "docs/project.md")
     )
     return {
         "_type": "https://in-toto.io/Statement/v1",

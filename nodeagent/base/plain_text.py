@@ -7,6 +7,11 @@ different texts different, for values that are compared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+FEW = 8
+"""Names that a sentence has before it counts the others."""
+
 
 def one_line(text: str, limit: int | None = None, *, ascii_only: bool = False) -> str:
     """``text`` with each unprintable character escaped (``\\n``, ``\\x1b``), cut to ``limit`` characters.
@@ -21,3 +26,10 @@ def one_line(text: str, limit: int | None = None, *, ascii_only: bool = False) -
             for char in text
         )
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
+
+
+def few(texts: Sequence[str]) -> list[str]:
+    """The first ``FEW``, and how many more there are."""
+    if len(texts) <= FEW:
+        return [*texts]
+    return [*texts[:FEW], f"and {len(texts) - FEW} more"]

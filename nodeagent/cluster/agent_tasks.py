@@ -1,10 +1,9 @@
-"""The parts of the agent that write: those at the API server, as a table, and the health events for NVSentinel.
+"""The parts of the agent that write to the API server, as a table.
 
 ``PARTS`` has a row for each part, with the setting that enables it and the function that makes its task. The parts run
-only where the configuration and the machine give access to an API server. Their modules are imported when they start:
-a node without an API server is spared 80 ms and 2.8 MiB, most of it for urllib3, and one without NVSentinel's socket
-35 ms and 1.3 MiB for gRPC's client. Each task is supervised alone: one that lacks a right logs it and does not affect
-the others.
+only where the configuration and the machine give access to an API server, and beside them those of features. Their
+modules are imported when they start: a node without an API server is spared 80 ms and 2.8 MiB, most of it for urllib3.
+Each task is supervised alone: one that lacks a right logs it and does not affect the others.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import msgspec
 
 from nodeagent.base.backoff import RateLimit
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
-from nodeagent.base.supervise import Fatal, either, keep
+from nodeagent.base.supervise import Fatal, keep
 from nodeagent.base.unwritable_memory import UnwritableMemory
-from nodeagent.cluster.cluster_settings import ClusterSettings, NvSentinelSettings
+from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import PreparedClaim
@@ -33,10 +32,8 @@ from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rails
-from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
-from nodeagent.kinds.volcano_vgpus import VgpuPlaces
+from nodeagent.kinds.resource_settings import ResourceSettings, vf_entries
 from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
@@ -47,7 +44,6 @@ if TYPE_CHECKING:  # loaded with an API server
     from nodeagent.cluster.event_writer import NoticeBoard
     from nodeagent.cluster.evictions import Causes, EvictionTaint
     from nodeagent.cluster.held_pods import HeldPods
-    from nodeagent.cluster.rail_watch import RailWatch
     from nodeagent.fabric.nodelinks import GpuMemoryLevel
     from nodeagent.kube.access import Access, NodeClaim
     from nodeagent.kube.client import ApiClient
@@ -98,7 +94,7 @@ def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess 
 
 async def reported_rails(node_access: NodeAccess, resources: Iterable[ResourceSettings]) -> Rails:
     """Return the rails of this node's report; none if no resource has rails, or without an answer in some seconds."""
-    if not any(isinstance(entry, VfResource) for entry in resources):
+    if not vf_entries(resources):
         return ()
     from nodeagent.cluster.node_report import read_rails
 
@@ -117,8 +113,8 @@ class AgentOffer(Protocol):
 
 
 class AgentState(NamedTuple):
-    """The parts of the agent whose state is written. ``settings`` are those of the start; ``health`` and ``volcano``
-    (Volcano's deviceshare places pods by GPU) return what is in force: `offer.dra` wakes its readers when that changes.
+    """The parts of the agent whose state is written. ``settings`` are those of the start; ``health`` returns
+    those in force: `offer.dra` wakes its readers when they change.
     ``claims`` are the prepared ones by UID whose files are on the disk. ``read_holdings`` returns what pods hold
     now, ``None`` if the kubelet does not answer; ``failed_s`` for how many seconds one of some devices has failed.
     ``rival_driver``: a sentence about another DRA driver of our name. ``planned`` takes the planned work on NICs."""
@@ -132,7 +128,6 @@ class AgentState(NamedTuple):
     limits: CgroupLimits
     mps: MpsWatch
     unwritable: Callable[[], Sequence[UnwritableMemory]]
-    volcano: Callable[[], bool]
     claims: Callable[[], Mapping[str, PreparedClaim]]
     tree: Tree
     statuses: Callable[[], Sequence[ResourceStatus]]
@@ -140,8 +135,6 @@ class AgentState(NamedTuple):
     read_holdings: Callable[[], Awaitable[Iterable[Holding] | None]]
     failed_s: Callable[[Collection[str]], float | None]
     planned: Callable[[Mapping[str, tuple[float, float, str]]], object] = lambda _work: None
-    rail_watch: RailWatch | None = None
-    """``None``: `rails.probe` is off."""
 
 
 class Writing(NamedTuple):
@@ -179,7 +172,7 @@ class Writing(NamedTuple):
 Task = Callable[[], Awaitable[object]]
 
 
-class AgentPart(NamedTuple):
+class ClusterPart(NamedTuple):
     """A row of ``PARTS``. ``make`` imports the modules of the part and returns its task."""
 
     name: str
@@ -187,8 +180,14 @@ class AgentPart(NamedTuple):
     make: Callable[[Writing], Task]
 
 
-async def run_agent_tasks(agent: AgentState, node_access: NodeAccess, settled: asyncio.Event) -> None:
-    """Run the enabled parts until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
+async def run_agent_tasks(
+    agent: AgentState,
+    node_access: NodeAccess,
+    settled: asyncio.Event,
+    further: Mapping[str, Callable[[Writing], Task]],
+) -> None:
+    """Run the enabled parts, and ``further`` ones by name, until cancelled. They start once the agent has ``settled``:
+    the kubelet comes first."""
     await settled.wait()
     from nodeagent.cluster.event_writer import NoticeBoard
     from nodeagent.cluster.evictions import EVICTIONS_PER_S, EvictionTaint
@@ -200,7 +199,8 @@ async def run_agent_tasks(agent: AgentState, node_access: NodeAccess, settled: a
     owner = node_of(await BoundedCalls("token", _TOKEN_S).run(access.authorization))
     rate, taint = RateLimit(1, EVICTIONS_PER_S), EvictionTaint()
     writing = Writing(agent, client, node, access.namespace, owner, NoticeBoard(), rate, taint)
-    tasks = {part.name: part.make(writing) for part in PARTS if part.enabled(agent)}
+    makers = {part.name: part.make for part in PARTS if part.enabled(agent)} | dict(further)
+    tasks = {name: make(writing) for name, make in makers.items()}
     log.info("Writing to the API server. node=%s parts=%s", node, ",".join(tasks))
     try:
         async with asyncio.TaskGroup() as group:
@@ -343,30 +343,6 @@ def _marks(to: Writing) -> Task:
     ).run
 
 
-def _volcano(to: Writing) -> Task:
-    return partial(_serve_volcano, to)
-
-
-async def _serve_volcano(to: Writing) -> None:
-    """Take part in deviceshare while an entry in force has `volcano`."""
-
-    def placed() -> GpuMemory | None:
-        return next((kind.memory for kind in to.agent.offer.offered if isinstance(kind, VgpuPlaces)), None)
-
-    async def until(configured: bool) -> None:
-        offer = to.agent.offer.dra
-        while to.agent.volcano() is not configured:
-            await offer.changed(offer.revision)
-
-    while True:
-        await until(True)
-        from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare
-
-        delivery = to.agent.deliveries.of("volcano")
-        await either(VolcanoDeviceshare(*to.node_facts, placed, delivery=delivery).run(), until(False))
-        delivery.ended()
-
-
 def _evictions(to: Writing) -> Task:
     from nodeagent.cluster.evictions import Evictions, failed_device_causes
 
@@ -412,63 +388,23 @@ def _over_use_evictions(to: Writing) -> Task:
     ).run
 
 
-def _rail_probes(to: Writing) -> Task:
-    assert to.agent.rail_watch is not None
-    watch, delivery = to.agent.rail_watch, to.agent.deliveries.of("rails")
-    return partial(watch.run, to.client, to.node, to.namespace, delivery)
-
-
 def _writes_events(agent: AgentState) -> bool:
     return agent.settings.events
 
 
 PARTS = (
-    AgentPart("slices", lambda _: True, _slices),
-    AgentPart("claims", lambda agent: agent.settings.claim_status, _claim_statuses),
-    AgentPart("nodelinks", lambda agent: agent.settings.report, _report),
-    AgentPart("rail-probes", lambda agent: agent.rail_watch is not None, _rail_probes),
-    AgentPart("events", _writes_events, _events),
-    AgentPart("state", _writes_events, _state_notices),
-    AgentPart("names", _writes_events, _name_notices),
-    AgentPart("over-use", _writes_events, _over_use_notices),
-    AgentPart("limits", _writes_events, _limit_notices),
-    AgentPart("mps", _writes_events, _mps_notices),
-    AgentPart("nodestate", lambda agent: any(agent.settings.marks.values()), _marks),
-    AgentPart("volcano", lambda _: True, _volcano),
-    AgentPart("evictions", lambda agent: agent.settings.evict.enabled, _evictions),
+    ClusterPart("slices", lambda _: True, _slices),
+    ClusterPart("claims", lambda agent: agent.settings.claim_status, _claim_statuses),
+    ClusterPart("nodelinks", lambda agent: agent.settings.report, _report),
+    ClusterPart("events", _writes_events, _events),
+    ClusterPart("state", _writes_events, _state_notices),
+    ClusterPart("names", _writes_events, _name_notices),
+    ClusterPart("over-use", _writes_events, _over_use_notices),
+    ClusterPart("limits", _writes_events, _limit_notices),
+    ClusterPart("mps", _writes_events, _mps_notices),
+    ClusterPart("nodestate", lambda agent: any(agent.settings.marks.values()), _marks),
+    ClusterPart("evictions", lambda agent: agent.settings.evict.enabled, _evictions),
     # Wherever accounting is on, because ``enforcement`` may change while the agent runs.
-    AgentPart("over-use evictions", lambda agent: agent.accounting.enabled, _over_use_evictions),
+    ClusterPart("over-use evictions", lambda agent: agent.accounting.enabled, _over_use_evictions),
 )
 """The names are those of the tasks, in the log and in ``nodeagent_task_restarts_total``."""
-
-
-async def tell_nvsentinel(
-    settings: NvSentinelSettings,
-    root: Path,
-    node: str | None,
-    inventory: Inventory,
-    deliveries: Deliveries,
-    settled: asyncio.Event,
-) -> None:
-    """Send health events to NVSentinel until cancelled. gRPC is loaded when the kubelet has the devices.
-
-    The socket is looked for below ``root``. ``node``: the name of this Node.
-    """
-    await settled.wait()
-    delivery = deliveries.of("nvsentinel", "NVSentinel")
-    if settings.socket is None:
-        return
-    if node is None:
-        delivery.missed("the name of this Node is not known. Set NODE_NAME or --node-name", refused=False)
-        await asyncio.Event().wait()
-        return
-    from nodeagent.cluster.nvsentinel.platform_connector import PlatformConnector
-
-    await PlatformConnector(
-        inventory,
-        partial(Tree(root).path, settings.socket),
-        node,
-        delivery,
-        store_only=settings.store_only,
-        token_file=Path(settings.token_file) if settings.token_file is not None else None,
-    ).run()

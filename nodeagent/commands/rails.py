@@ -17,7 +17,7 @@ from nodeagent.console.options import (
 )
 
 if TYPE_CHECKING:
-    from nodeagent.rails.rail_views import BurstRail, BurstResult, PartnerView, RailListing
+    from nodeagent.features.rail_probing.rail_views import BurstRail, BurstResult, PartnerView, RailListing
 
 WHY = {
     "no-list": "no list of partners yet; the controller writes RailPartners, and the agent reads it every 10 minutes",
@@ -76,8 +76,8 @@ def _check(options: argparse.Namespace) -> int:
     from nodeagent.console.agent_query import AgentQueryError, ask_for
     from nodeagent.console.json_document import json_document
     from nodeagent.console.terminal import note
-    from nodeagent.rails.rail_burst import PATIENCE_S, PROBE_LATE_S
-    from nodeagent.rails.rail_views import BurstResult
+    from nodeagent.features.rail_probing.rail_burst import PATIENCE_S, PROBE_LATE_S
+    from nodeagent.features.rail_probing.rail_views import BurstResult
 
     decoder: msgspec.json.Decoder[BurstResult] = msgspec.json.Decoder(BurstResult)
     page = f"/rails/check/{quote(options.node, safe='')}/{quote(options.to, safe='')}/{options.seconds}"
@@ -147,7 +147,7 @@ def _rails(options: argparse.Namespace) -> int:
     from nodeagent.console.agent_query import AgentQueryError, ask_for
     from nodeagent.console.json_document import json_document
     from nodeagent.console.terminal import joined, note, remarks, screen, screen_section
-    from nodeagent.rails.rail_views import RailListing, RailView
+    from nodeagent.features.rail_probing.rail_views import RailListing, RailView
 
     decoder: msgspec.json.Decoder[RailListing] = msgspec.json.Decoder(RailListing)
     try:

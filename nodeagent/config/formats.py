@@ -148,6 +148,15 @@ def _range_complaint(text: str) -> str | None:
     return None
 
 
+def _netdev_complaint(text: str) -> str | None:
+    """sriov-network-device-plugin names VFs behind the PF's name (``ens1f0#0-3,7``)."""
+    netdev, sign, indexes = text.partition("#")
+    if not sign or not re.fullmatch(rf"{_RANGE}(,{_RANGE})*", indexes):
+        return None
+    ranges = ", ".join(quote(part) for part in indexes.split(","))
+    return f"{quote(text)} names VFs: write {netdev}, and vfIndexes: [{ranges}]"
+
+
 def _listen_complaint(text: str) -> str | None:
     try:
         host_port(text)
@@ -181,6 +190,9 @@ PCI_ADDRESS = form(
     mend=_mend_pci,
 )
 GLOB = form(r"[^\s/]+", "a name or a glob without spaces and slashes")
+NETDEV_GLOB = form(
+    r"[^\s/]+", "a netdev's name or a glob without spaces and slashes", check=_netdev_complaint
+)
 SYSTEM_NAME = form(r"\S|\S.*\S", "a system name")
 MODEL = form(r"\S|\S.*\S", "a product name or a glob, such as *H100*")
 UUID = form(

@@ -64,6 +64,7 @@ def listed(meaning: str, at_most: int = 256) -> msgspec.Meta:
 Hex4 = Annotated[str, formats.HEX4]
 PciAddress = Annotated[str, formats.PCI_ADDRESS]
 Glob = Annotated[str, formats.GLOB]
+NetdevGlob = Annotated[str, formats.NETDEV_GLOB]
 Model = Annotated[str, formats.MODEL]
 Uuid = Annotated[str, formats.UUID]
 IndexRange = Annotated[str, formats.INDEX_RANGE]

@@ -15,6 +15,7 @@ from typing import Any, Final
 from msgspec import inspect
 
 from nodeagent.config.faults import FaultList, Path, did_you_mean, quote
+from nodeagent.config.foreign_files import other_program
 from nodeagent.config.setting import Settings
 from nodeagent.config.yaml_tree import EMPTY_FILE, YamlEntry, YamlNode, locate
 
@@ -70,6 +71,9 @@ def fit(root: YamlNode, faults: FaultList, settings: type[Settings]) -> dict[str
             message = EMPTY_FILE
         faults.add((), (root.line, root.column), message)
         return {}
+    kind = entry.node.value if (entry := root.value.get("kind")) is not None else None
+    if (what := other_program(root.value.keys(), kind)) is not None:
+        faults.halt((root.line, root.column), f"this is {what}")
     built = _Validator(faults).struct(root, struct_type(settings), ())
     return built if isinstance(built, dict) else {}
 

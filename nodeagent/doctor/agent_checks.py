@@ -33,8 +33,8 @@ AGENT_TOPIC = Topic(
         "rules_blind": Advice(
             "Nothing of these NICs gives the counters that these rules read, so such a fault is not seen: the rules "
             "are unknown, which is not quiet.",
-            "a newer kernel, driver or firmware may give them (docs/hosts.md); an InfiniBand counter at its end needs "
-            "`perfquery -R`; otherwise watch the port of the switch",
+            "a newer kernel, driver or firmware may give them (docs/install.md); an InfiniBand counter at its end "
+            "needs `perfquery -R`; otherwise watch the port of the switch",
         ),
     },
 )

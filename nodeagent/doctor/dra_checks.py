@@ -12,8 +12,9 @@ from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened_list
 from nodeagent.doctor.reads import version
 from nodeagent.dra import DRIVER
+from nodeagent.dra.devices import GPU, NIC
 from nodeagent.facts.model import Snapshot
-from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
+from nodeagent.kinds.resource_settings import memory_entries, vf_entries
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import RESOURCE_SLICES, Json, Resource, metadata
 from nodeagent.kube.server_version import server_version
@@ -204,7 +205,7 @@ def _floor(facts: DraFacts, kubelet: str) -> Iterator[Finding]:
 
 
 def _classes(facts: DraFacts, config: Config) -> Iterator[Finding]:
-    names = ["gpu-mem", *(entry.name for entry in config.resources if isinstance(entry, GpuMemResource))]
+    names = ["gpu-mem", *(entry.name for entry in memory_entries(config.resources))]
     memory = re.compile("|".join(re.escape(name).replace(r"\{gpu\}", "[0-9]*") for name in names))
     for resource, device_class in sorted(facts.classes.items()):
         if memory.fullmatch(resource.rpartition("/")[2]):
@@ -273,9 +274,10 @@ def _offered_by_drivers(devices: tuple[ForeignDevice, ...], hardware: Mapping[st
 
 def _names(device: PublishedDevice, config: Config) -> Iterator[str]:
     """The names after the slash under which a device plugin of nodeagent offers this hardware."""
-    kinds = {VfResource: ("nic", "{rail}"), GpuMemResource: ("gpu", "{gpu}")}
-    for entry in config.resources:
-        kind, field = kinds.get(type(entry), ("", ""))
-        name = entry.name if device.number is None else entry.name.replace(field, str(device.number))
-        if kind == device.kind and "{" not in name:
+    vfs = [entry.name for entry in vf_entries(config.resources)]
+    slices = [entry.name for entry in memory_entries(config.resources)]
+    names, field = {NIC: (vfs, "{rail}"), GPU: (slices, "{gpu}")}.get(device.kind, ([], ""))
+    for template in names:
+        name = template if device.number is None else template.replace(field, str(device.number))
+        if "{" not in name:
             yield name

@@ -15,7 +15,10 @@ from nodeagent.facts.model import Gpu, GpuFunction, LimitSupport
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.enforcement import LIMITS_DRIVER
-from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
+from nodeagent.kinds.resource_settings import (
+    memory_entries,
+    mig_entries,
+)
 from nodeagent.sources.host_paths import GPU_NODES, limit_support
 
 GPUS_TOPIC = Topic(
@@ -214,7 +217,7 @@ def _answered(
             yield GPUS_TOPIC.fix(
                 "gpu_missing", f"{address} is on the PCI bus, but the driver does not list it"
             )
-    mig_modes = {entry.mode for entry in config.resources if isinstance(entry, MigResource)}
+    mig_modes = {entry.mode for entry in mig_entries(config.resources)}
     for reading in answer.readings:
         yield from _reading(reading, mig_modes)
     old = _major(answer.version)
@@ -270,11 +273,8 @@ def _shared_memory(gpus: GpuFacts, answer: DriverAnswer, kernel: tuple[int, int]
 
 
 def _limits(gpus: GpuFacts, answer: DriverAnswer, config: Config) -> Iterator[Finding]:
-    wanted = [
-        e
-        for e in config.resources
-        if isinstance(e, GpuMemResource) and e.enforcement in ("auto", "env", "nvml-limits")
-    ]
+    levels = ("auto", "env", "nvml-limits")
+    wanted = [entry for entry in memory_entries(config.resources) if entry.enforcement in levels]
     major = _major(answer.version)
     if not wanted or not answer.readings or major is None:
         return

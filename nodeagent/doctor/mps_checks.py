@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.doctor.reads import Target
 from nodeagent.kinds.mps_clients import MPS_FOLDER
-from nodeagent.kinds.resource_settings import GpuMemResource
+from nodeagent.kinds.resource_settings import (
+    memory_entries,
+)
 from nodeagent.sharing.mps_files import MpsFiles
 from nodeagent.sharing.mps_watch import MPS_NOT_YET
 
@@ -52,9 +54,7 @@ class MpsFacts:
 
 def read_mps(target: Target) -> MpsFacts:
     config = target.config
-    shared = any(
-        isinstance(entry, GpuMemResource) and entry.enforcement == "mps" for entry in config.resources
-    )
+    shared = any(entry.enforcement == "mps" for entry in memory_entries(config.resources))
     if not shared or target.recorded:
         return MpsFacts()
     files = MpsFiles(target.tree.path(config.health.state_directory) / MPS_FOLDER)

@@ -27,7 +27,9 @@ from nodeagent.host.sriov import SriovError, VfNetlink
 from nodeagent.host.sysfs import NET, SysfsError, Tree
 from nodeagent.kinds.hardware_selection import offers_vfs_of, selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
-from nodeagent.kinds.resource_settings import VfResource
+from nodeagent.kinds.resource_settings import (
+    vf_entries,
+)
 from nodeagent.kinds.vf import suits
 from nodeagent.kubelet import slice_sizes
 from nodeagent.kubelet.rail_memory import RailMemory
@@ -262,7 +264,7 @@ def nic_findings(nics: NicFacts, config: Config, heard: Collection[str] = ()) ->
 
 def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
     able = [pf for pf in nics.pfs if pf.total_vfs]
-    wants = any(isinstance(entry, VfResource) for entry in config.resources)
+    wants = bool(vf_entries(config.resources))
     if not able:
         if wants:
             yield NICS_TOPIC.note(
@@ -279,7 +281,7 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
 
 def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
     routed = {link.pci_address for link in nics.facts.links if link.default_route}
-    entries = [entry for entry in config.resources if isinstance(entry, VfResource)]
+    entries = vf_entries(config.resources)
     links = {link.pci_address: link for link in nics.facts.links}
     left = [
         pf
@@ -343,9 +345,7 @@ def _unreachable(nics: NicFacts, config: Config) -> Iterator[Finding]:
 def _offers_none_with_guid(nics: NicFacts, config: Config, vfs: list[Function]) -> bool:
     """Whether an entry offers the VFs of a PF, and each of them with a driver lacks a GUID: no pod gets one."""
     links = {link.pci_address: link for link in nics.facts.links}
-    for entry in config.resources:
-        if not isinstance(entry, VfResource):
-            continue
+    for entry in vf_entries(config.resources):
         indexes = [index_range(text) for text in entry.select.vf_indexes]
         for pf in nics.pfs:
             offered = [
@@ -371,7 +371,7 @@ def _vfs_are(vfs: list[Function], what: str) -> str:
 
 def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
     if not nics.iommu_groups:
-        vfio = any(e.vf_driver == "vfio-pci" for e in config.resources if isinstance(e, VfResource)) or any(
+        vfio = any(entry.vf_driver == "vfio-pci" for entry in vf_entries(config.resources)) or any(
             entry.driver == "vfio-pci" for entry in config.vfs
         )
         say = NICS_TOPIC.fix if vfio else NICS_TOPIC.note
@@ -430,7 +430,7 @@ def _rdma(nics: NicFacts, config: Config) -> Iterator[Finding]:
     alone = [pf for pf in mute if pf.pci_address not in shared]
     if alone:
         yield NICS_TOPIC.note("rdma_missing", f"no RDMA device on {shortened_list(_names(alone))}")
-    offers = any(isinstance(entry, VfResource) for entry in config.resources)
+    offers = bool(vf_entries(config.resources))
     able = any(vf.rdma is not None for vf in nics.facts.functions if vf.parent is not None)
     if offers and able and not nics.rdma_cm:
         yield NICS_TOPIC.warn(

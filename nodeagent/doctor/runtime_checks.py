@@ -19,7 +19,9 @@ from nodeagent.doctor.reads import Target, is_socket
 from nodeagent.facts import cdi
 from nodeagent.facts.model import Gpu
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
-from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource, VfResource
+from nodeagent.kinds.resource_settings import (
+    vf_entries,
+)
 from nodeagent.sources.host_paths import CDI_FOLDERS, VENDOR_KIND, parsed
 
 _OWN_SPEC = (
@@ -316,7 +318,7 @@ def runtime_findings(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -
 
 def _cdi_on(readable: Iterable[RuntimeSettings], config: Config) -> Iterator[Finding]:
     writes = config.cdi.generate or any(
-        isinstance(e, VfResource) and e.device_list_strategy == "cdi" for e in config.resources
+        entry.device_list_strategy == "cdi" for entry in vf_entries(config.resources)
     )
     for runtime in readable:
         if runtime.cdi is False:
@@ -335,10 +337,7 @@ def _cdi_on(readable: Iterable[RuntimeSettings], config: Config) -> Iterator[Fin
 def _defined(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     """Whether the vendor's spec defines the GPUs, or the agent writes one."""
     wants = [
-        entry
-        for entry in config.resources
-        if isinstance(entry, GpuMemResource | GpuResource | MigResource)
-        and entry.device_list_strategy == "cdi"
+        entry for entry in config.resources if entry.source == "gpus" and entry.device_list_strategy == "cdi"
     ]
     if not wants or not gpus:
         return

@@ -20,20 +20,18 @@ from nodeagent.dra.device_metadata import POD_CLAIM_NAME, ClaimName, metadata_fi
 from nodeagent.dra.device_taints import tolerates
 from nodeagent.dra.devices import (
     DraDevice,
-    GpuDevice,
-    MigPlace,
-    PfDevice,
+    GrantedShare,
+    Occupied,
     gpu_name,
     plugin_holders,
     pool_name,
 )
-from nodeagent.dra.mig_counters import lacking
 from nodeagent.dra.nccl_devices import ib_hca
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
 from nodeagent.facts.allocation import Allocation, DeviceInfo
 from nodeagent.facts.cdi import ContainerEdits
-from nodeagent.facts.model import HEALTHY, Function, Snapshot
+from nodeagent.facts.model import HEALTHY, MigSlot, Snapshot
 from nodeagent.kinds import Refused, ascii_name, held_by, unhealthy
 from nodeagent.kinds.mps_clients import MpsShares
 
@@ -42,28 +40,6 @@ CDI_KIND = f"{DRIVER}/claim"
 
 _MIB = 1 << 20
 _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,62}")
-
-
-class Occupied(Refused):
-    """Another claim, or a pod with a device plugin's device, holds what this claim was given."""
-
-
-class _Share(msgspec.Struct):
-    """One result of the allocation, with its device and amount. ``admin``: access as an administrator, which takes
-    nothing of the device (``amount`` 0)."""
-
-    result: DeviceResult
-    device: DraDevice
-    amount: int
-    vfs: tuple[str, ...] = ()
-
-    @property
-    def admin(self) -> bool:
-        return bool(self.result.admin_access)
-
-    @property
-    def request(self) -> str:
-        return self.result.request.partition("/")[0]
 
 
 def valid_uid(uid: str) -> bool:
@@ -148,7 +124,7 @@ def renewed(
     sees the others.
     """
     by_name: dict[tuple[str, str], DraDevice] = {(device.pool, device.name): device for device in devices}
-    shares: list[_Share] = []
+    shares: list[GrantedShare] = []
     withdrawn: dict[str, PreparedDevice] = {}
     here = {function.pci_address for function in snapshot.functions if not function.missing}
     for it in record.devices:
@@ -159,12 +135,12 @@ def renewed(
         if device is None:
             raise Refused(f"{ascii_name(it.device)} is no device of this node any more")
         gone = [vf for vf in it.vfs if vf not in here]
-        if isinstance(device, GpuDevice) and it.amount and device.gpu.lost:
+        if device.slices(it.amount) and device.gone:
             gone.append(device.name)
         if gone:
             raise Refused(f"{ascii_name(gone[0])} is not there any more")
         result = DeviceResult(it.request, DRIVER, it.pool, it.device, admin_access=not it.amount)
-        shares.append(_Share(result, device, it.amount, it.vfs))
+        shares.append(GrantedShare(result, device, it.amount, it.vfs))
     own = {vf for share in shares for vf in share.vfs}
     facts = msgspec.structs.replace(
         snapshot,
@@ -206,7 +182,11 @@ def _withdrawn(
 
 
 def _with_metadata(
-    record: PreparedClaim, claim: ResourceClaim, shares: Sequence[_Share], snapshot: Snapshot, folder: str
+    record: PreparedClaim,
+    claim: ResourceClaim,
+    shares: Sequence[GrantedShare],
+    snapshot: Snapshot,
+    folder: str,
 ) -> PreparedClaim:
     """Return the record with the metadata file of each request, which every CDI device of the request mounts."""
     meta = claim.metadata
@@ -233,7 +213,7 @@ def _share(
     by_name: Mapping[tuple[str, str], DraDevice],
     node: str,
     in_mig_mode: Collection[str],
-) -> _Share:
+) -> GrantedShare:
     shown = f"{ascii_name(result.pool)}/{ascii_name(result.device)}"
     own, _, pool = result.pool.rpartition("/")
     device = by_name.get((pool, result.device)) if own == node else None
@@ -242,7 +222,7 @@ def _share(
             raise Refused(f"{shown} is in MIG mode now, and claims share whole GPUs alone")
         raise Refused(f"{shown} is no device of this node")
     if result.admin_access:
-        return _Share(result, device, 0)
+        return GrantedShare(result, device, 0)
     capacity = device.capacity
     consumed = result.consumed_capacity or {}
     asked = consumed.get(capacity.name, consumed.get(f"{DRIVER}/{capacity.name}"))
@@ -254,7 +234,7 @@ def _share(
             "the claim or its template, and create the pod again; 0 is for adminAccess alone",
             invalid=True,
         )
-    return _Share(result, device, amount)
+    return GrantedShare(result, device, amount)
 
 
 def _amount(text: str | float, unit: str) -> int | None:
@@ -264,21 +244,18 @@ def _amount(text: str | float, unit: str) -> int | None:
     return math.ceil(number / _MIB if unit else number)
 
 
-def _check_devices(shares: Iterable[_Share], snapshot: Snapshot) -> None:
+def _check_devices(shares: Iterable[GrantedShare], snapshot: Snapshot) -> None:
     for share in shares:
         device = share.device
         holder = next(plugin_holders(device, snapshot), None)
         if holder is not None:
             raise Occupied(str(held_by(device.name, device.name, holder)))
-        lost = device.missing if isinstance(device, PfDevice) else device.gpu.lost
-        # The VFs of a PF have their own health, which the choice of VFs checks.
-        sick = not isinstance(device, PfDevice) and not device.health.allocatable
-        sick = sick and not tolerates(share.result.tolerations or (), device.health)
-        if lost or sick:
+        sick = device.own_health and not device.health.allocatable
+        if device.gone or (sick and not tolerates(share.result.tolerations or (), device.health)):
             raise unhealthy(DRIVER, device.name, device.health)
 
 
-def _check_sums(shares: Sequence[_Share], held: Shares) -> None:
+def _check_sums(shares: Sequence[GrantedShare], held: Shares) -> None:
     wanted: dict[str, int] = {}
     for share in shares:
         wanted[share.device.name] = wanted.get(share.device.name, 0) + share.amount
@@ -297,36 +274,17 @@ def _check_sums(shares: Sequence[_Share], held: Shares) -> None:
             )
 
 
-def _check_places(shares: Iterable[_Share], others: Sequence[PreparedClaim]) -> None:
-    """Schedulers may give places of MIG devices that overlap, or more engines than a GPU has, in one claim or in two.
-    The driver refuses the second one, unless the GPU was reset in between."""
-    own: list[MigPlace] = []
+def _check_places(shares: Iterable[GrantedShare], others: Sequence[PreparedClaim]) -> None:
+    elsewhere = [(other.name, slot) for other in others for slot in other.mig_slots]
+    own: dict[MigSlot, str] = {}
     for share in shares:
         device = share.device
-        if not isinstance(device, MigPlace):
-            continue
-        if share.admin:
-            raise Refused(
-                f"{device.name}: a MIG device is made for the claim that uses it, so adminAccess has nothing to show",
-                invalid=True,
-            )
-        for other in others:
-            if any(slot.overlaps(device.slot) for slot in other.mig_slots):
-                raise Occupied(
-                    f"{device.name}: the claim {ascii_name(other.name)} has a MIG device in its place"
-                )
-        if twice := next((place for place in own if place.slot.overlaps(device.slot)), None):
-            raise Refused(f"{device.name}: the claim has {twice.name} in its place too", invalid=True)
-        mine = [place.slot for place in own]
-        if short := lacking(device, mine):
-            why = f"the other MIG devices of the claim leave too few of {', '.join(short)}"
-            raise Refused(f"{device.name}: {why}", invalid=True)
-        if short := lacking(device, [*mine, *(slot for other in others for slot in other.mig_slots)]):
-            raise Occupied(f"{device.name}: MIG devices of other claims leave too few of {', '.join(short)}")
-        own.append(device)
+        device.check_place(own, elsewhere, admin=share.admin)
+        if device.slot is not None:
+            own[device.slot] = device.name
 
 
-def _check_limits(shares: Sequence[_Share], snapshot: Snapshot) -> None:
+def _check_limits(shares: Sequence[GrantedShare], snapshot: Snapshot) -> None:
     """One variable limits the memory of all GPUs of a container, so unequal shares cannot be enforced; and a container
     has one MPS daemon."""
     if len(list(_through_mps(shares))) > 1:
@@ -335,11 +293,8 @@ def _check_limits(shares: Sequence[_Share], snapshot: Snapshot) -> None:
             "claim",
             invalid=True,
         )
-    limited = {
-        share.amount
-        for share in shares
-        if isinstance(share.device, GpuDevice) and share.device.kind.limits(snapshot)
-    }
+    limits = (share.device.limit_mib(share.amount, snapshot) for share in shares)
+    limited = {limit for limit in limits if limit is not None}
     if len(limited) > 1:
         sizes = " and ".join(f"{mib} MiB" for mib in sorted(limited))
         raise Refused(
@@ -349,125 +304,61 @@ def _check_limits(shares: Sequence[_Share], snapshot: Snapshot) -> None:
         )
 
 
-def _through_mps(shares: Iterable[_Share]) -> Iterator[tuple[GpuDevice, MpsShares]]:
+def _through_mps(shares: Iterable[GrantedShare]) -> Iterator[tuple[str, MpsShares]]:
     for share in shares:
-        if isinstance(share.device, GpuDevice) and (mps := share.device.kind.mps) is not None:
-            yield share.device, mps
+        if (mps := share.device.mps) is not None:
+            yield share.device.name, mps
 
 
-def _check_clients(shares: Iterable[_Share], others: Sequence[PreparedClaim]) -> None:
+def _check_clients(shares: Iterable[GrantedShare], others: Sequence[PreparedClaim]) -> None:
     """A daemon has so many clients, and the containers of a claim count as one."""
-    for device, mps in _through_mps(shares):
-        clients = sum(any(it.device == device.name and it.amount for it in other.devices) for other in others)
+    for name, mps in _through_mps(shares):
+        clients = sum(any(it.device == name and it.amount for it in other.devices) for other in others)
         if clients >= mps.clients:
-            raise Occupied(f"{device.name} has {clients} claims, and gpu.mps.clients is {mps.clients}")
+            raise Occupied(f"{name} has {clients} claims, and gpu.mps.clients is {mps.clients}")
 
 
-def _choose_vfs(shares: Iterable[_Share], held: Shares, snapshot: Snapshot) -> None:
+def _choose_vfs(shares: Iterable[GrantedShare], held: Shares, snapshot: Snapshot) -> None:
     taken, own = set(held.vfs), set[str]()
     for share in shares:
-        device = share.device
-        if isinstance(device, PfDevice):
-            facts = _forgiven(snapshot, share)
-            free = [vf for vf in device.vfs if vf not in taken]
-            near = [function for function in facts.functions if function.pci_address in own]
-            try:
-                share.vfs = tuple(device.kind.prefer(facts, free, (), share.amount, near))
-            except Refused as refusal:
-                raise Refused(f"{refusal}{_why(device, free, facts)}", invalid=refusal.invalid) from None
-            taken.update(share.vfs)
-            own.update(share.vfs)
+        share.vfs = share.device.choose(share, taken, own, snapshot)
+        taken.update(share.vfs)
+        own.update(share.vfs)
 
 
-def _why(device: PfDevice, free: Sequence[str], snapshot: Snapshot) -> str:
-    """Return the reason of the first free VF that is Unhealthy: the PF's own fault is usually its cause."""
-    sick = next(
-        (it for it in snapshot.functions if it.pci_address in free and not it.health.allocatable), device.pf
-    )
-    reasons = sick.health.reasons
-    return f" ({ascii_name(sick.pci_address)}: {ascii_name(reasons[0].detail)})" if reasons else ""
-
-
-def _forgiven(snapshot: Snapshot, share: _Share) -> Snapshot:
-    """Return the facts with those functions of the device healthy whose taints the request tolerates, as a diagnostic
-    pod does."""
-    tolerations, own = share.result.tolerations, share.device.hardware
-    if not tolerations:
-        return snapshot
-
-    def forgive(function: Function) -> Function:
-        forgiven = function.pci_address in own and tolerates(tolerations, function.health)
-        return msgspec.structs.replace(function, health=HEALTHY) if forgiven else function
-
-    return msgspec.structs.replace(snapshot, functions=tuple(map(forgive, snapshot.functions)))
-
-
-def _by_request(shares: Iterable[_Share]) -> list[list[_Share]]:
-    """Return the shares of each request and resource. A container that uses a request gets all of them.
-
-    Shares of GPU memory are of one size.
-    """
-    groups: dict[tuple[str, str, int], list[_Share]] = {}
+def _by_request(shares: Iterable[GrantedShare]) -> list[list[GrantedShare]]:
+    """Return the shares of each request and resource. A container that uses a request gets all of them. Shares of GPU
+    memory are of one size."""
+    groups: dict[tuple[str, str, int], list[GrantedShare]] = {}
     for share in shares:
-        size = share.amount if isinstance(share.device, GpuDevice) else 0
-        groups.setdefault((share.request, share.device.kind.resource, size), []).append(share)
+        size = share.amount if share.device.slices(share.amount) else 0
+        key = share.request, share.device.kind.resource, size
+        groups.setdefault(key, []).append(share)
     return list(groups.values())
 
 
-def _grant(group: Sequence[_Share], snapshot: Snapshot) -> Allocation:
-    first = group[0].device
-    if group[0].admin:
-        return _admin_grant([share.device for share in group], snapshot)
-    if isinstance(first, MigPlace):  # its own device nodes are known once it is made
-        places = [share.device for share in group if isinstance(share.device, MigPlace)]
-        return first.kind.allocate(snapshot, [place.gpu.uuid for place in places])
-    if isinstance(first, GpuDevice):
-        gpus = [share.device.gpu for share in group if isinstance(share.device, GpuDevice)]
-        return first.kind.grant(snapshot, gpus, group[0].amount)
-    pool = msgspec.structs.replace(
-        first.kind, pfs=tuple(sorted({pf for share in group for pf in _pfs(share.device)}))
-    )
-    for share in group:
-        snapshot = _forgiven(snapshot, share)
-    return pool.allocate(snapshot, [vf for share in group for vf in share.vfs])
-
-
-def _admin_grant(devices: Sequence[DraDevice], snapshot: Snapshot) -> Allocation:
-    """Return what a monitoring container gets: the devices without a share, a limit or an MPS daemon.
-
-    A device that is gone is left out, so that the container starts and sees the others.
-    """
-    first = devices[0]
-    if isinstance(first, GpuDevice):
-        gpus = [device.gpu for device in devices if isinstance(device, GpuDevice) and not device.gpu.lost]
-        return first.kind.show(gpus)
-    nodes = [
-        node for device in devices if isinstance(device, PfDevice) for node in device.kind.show(snapshot)
-    ]
-    return Allocation(device_nodes=tuple(dict.fromkeys(nodes)))
-
-
-def _pfs(device: DraDevice) -> tuple[str, ...]:
-    return (device.pf.pci_address,) if isinstance(device, PfDevice) else ()
+def _grant(group: Sequence[GrantedShare], snapshot: Snapshot) -> Allocation:
+    first = group[0]
+    if first.admin:
+        return first.device.show([share.device for share in group], snapshot)
+    return first.device.grant(group, snapshot)
 
 
 def _nccl(
-    shares: Iterable[_Share], devices: Iterable[DraDevice], snapshot: Snapshot
+    shares: Iterable[GrantedShare], devices: Iterable[DraDevice], snapshot: Snapshot
 ) -> tuple[tuple[str, str], ...]:
     """Return the variable for NCCL, the same for each VF of the claim: of equal names the last one counts, and NCCL
     leaves out the VFs of other requests, which the container cannot open."""
-    vfs = {
-        vf
-        for share in shares
-        if isinstance(share.device, PfDevice) and share.device.kind.nccl_ib_hca
-        for vf in share.vfs
-    }
+    vfs = {vf for share in shares if share.device.nccl_ib_hca for vf in share.vfs}
     value = ib_hca(vfs, devices, snapshot.functions)
     return () if value is None else (("NCCL_IB_HCA", value),)
 
 
 def _edits(
-    allocation: Allocation, share: _Share, shares: Iterable[_Share], nccl: tuple[tuple[str, str], ...]
+    allocation: Allocation,
+    share: GrantedShare,
+    shares: Iterable[GrantedShare],
+    nccl: tuple[tuple[str, str], ...],
 ) -> ContainerEdits:
     """Return the edits of one share: the variables of its resource, and variables with the name of its request.
 
@@ -476,47 +367,34 @@ def _edits(
     """
     request = [it for it in shares if it.request == share.request]
     end = re.sub(r"[^A-Z0-9]", "_", share.request.upper())
-    if isinstance(share.device, GpuDevice):
-        env = [(f"{name}_{end}", value) for name, value in allocation.env if name.startswith("NODEAGENT_")]
-    elif isinstance(share.device, MigPlace):
-        env = []
-    elif share.admin:
-        env = [
-            (f"NODEAGENT_PFS_{end}", ",".join(dict.fromkeys(pf for it in request for pf in _pfs(it.device))))
-        ]
-    else:
-        env = [(f"NODEAGENT_VFS_{end}", ",".join(vf for it in request for vf in it.vfs)), *nccl]
+    env = share.device.variables(end, allocation, request, nccl)
     return ContainerEdits((*allocation.env, *env), allocation.device_nodes, allocation.mounts)
 
 
-def _prepared(share: _Share, cdi_name: str, allocation: Allocation, snapshot: Snapshot) -> PreparedDevice:
+def _prepared(
+    share: GrantedShare, cdi_name: str, allocation: Allocation, snapshot: Snapshot
+) -> PreparedDevice:
     device, result = share.device, share.result
-    kind, uuid, slices = device.kind, "", 0
-    names, mig = [cdi_name], None
-    if isinstance(device, GpuDevice):
-        uuid, slices = device.gpu.uuid, -(-share.amount // device.kind.slice_mib)
-    if not isinstance(device, PfDevice):
-        names += [name for name in allocation.cdi_devices if name.rpartition("=")[2] == device.gpu.uuid]
-    if isinstance(device, MigPlace):
-        mig = device.slot
+    slices = device.slices(share.amount)
+    own = (name for name in allocation.cdi_devices if name.rpartition("=")[2] == device.parent)
     return PreparedDevice(
         share.request,
         result.pool,
         device.pool,
         device.name,
         share.amount,
-        kind.resource,
-        tuple(names),
+        device.kind.resource,
+        (cdi_name, *own),
         result.share_id,
         share.vfs,
-        uuid,
+        device.parent if slices else "",
         slices,
         tuple(
             VfInterface(vf.pci_address, vf.netdev, vf.mac, vf.rdma.device if vf.rdma else None)
             for vf in snapshot.functions
             if vf.pci_address in share.vfs
         ),
-        mig,
+        device.slot,
     )
 
 

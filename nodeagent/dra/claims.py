@@ -27,8 +27,9 @@ from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_mig import ClaimMig, NothingMade
-from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
+from nodeagent.dra.claim_preparation import allocation_key, prepare_claim, valid_uid
 from nodeagent.dra.claim_writes import ClaimWrites
+from nodeagent.dra.devices import Occupied
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import (
     PreparedClaim,

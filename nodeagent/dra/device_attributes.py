@@ -11,11 +11,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-import msgspec
-
-from nodeagent.dra.devices import Capacity, DraDevice, GpuDevice, MigPlace, PfDevice
-from nodeagent.dra.mig_counters import consumed
-from nodeagent.facts.model import Link, Neighbor, Snapshot
+from nodeagent.dra.devices import Attributes, DraDevice, LinkEnds
+from nodeagent.facts.model import Neighbor, Snapshot
 
 _Json = dict[str, Any]
 
@@ -24,19 +21,12 @@ VALUE_MAX = 64
 PCIE_ROOT, PCI_BUS_ID = "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/pciBusID"
 NUMA_NODES = ("resource.kubernetes.io/numaNode", "dra.net/numaNode")
 """The name of KEP-6072, and the one that drivers of NICs use."""
-_COMPUTE = "compute"
+COMPUTE = "compute"
 LEAF, LEAF_GROUP, SPEED = "leaf", "leafGroup", "speedMbps"
 PF_ADDRESS = "pfPciAddress"
 CNI_DEVICE, CNI_RESOURCE = "k8s.cni.cncf.io/deviceID", "k8s.cni.cncf.io/resourceName"
 """The attributes by which Multus finds the device of a network. It fails the network of a pod that has one device
 without them in any claim (multus-cni, pkg/draclient), so GPUs have them too."""
-
-
-class LinkEnds(msgspec.Struct, frozen=True):
-    """The last known speed of a link in Mbit/s, and the name of its leaf switch."""
-
-    speed_mbps: int | None = None
-    leaf: str | None = None
 
 
 class LinkMemory:
@@ -90,96 +80,24 @@ def published(
     ``near_nodes`` are the NUMA nodes near each one, for a list in place of one number.
     """
     links = {link.pci_address: link for link in snapshot.links}
-    if isinstance(device, MigPlace):
-        attributes = _mig_attributes(device)
-    elif isinstance(device, GpuDevice):
-        attributes = _gpu_attributes(device)
-    else:
-        pf = device.pf
-        place = places.get(pf.pci_address, LinkEnds())
-        attributes = _pf_attributes(device, links.get(pf.pci_address), place, leaf_group)
+    ends = places.get(device.parent, LinkEnds())
+    attributes = device.attributes(links.get(device.parent), ends, leaf_group)
     if for_multus:
         attributes |= {CNI_DEVICE: attributes[PCI_BUS_ID], CNI_RESOURCE: device.kind.resource}
     values = {name: _value(value) for name, value in attributes.items() if value is not None}
     if (near := near_nodes.get(values.get(NUMA_NODES[0], {}).get("int", -1))) is not None:
         values[NUMA_NODES[0]] = {"ints": list(near)}
-    body: _Json = {"name": device.name, "attributes": values}
-    if isinstance(device, MigPlace):
-        memory = {"memory": {"value": device.capacity.quantity(device.capacity.total)}}
-        return body | {"capacity": memory, "consumesCounters": consumed(device)}
-    if isinstance(device, PfDevice) and device.vf is not None:
-        return body
-    capacity = {device.capacity.name: _capacity(device.capacity)}
-    return body | {"allowMultipleAllocations": True, "capacity": capacity}
+    return {"name": device.name, "attributes": values} | device.consumption()
 
 
-def _gpu_attributes(device: GpuDevice) -> dict[str, str | int | bool | None]:
-    gpu = device.gpu
-    return {
-        "kind": device.pool,
-        "uuid": gpu.uuid,
-        "product": gpu.name,
-        "index": gpu.index,
-        **_place(gpu.pci_address, gpu.pci_path, gpu.numa_node),
-    }
-
-
-def _mig_attributes(place: MigPlace) -> dict[str, str | int | bool | None]:
-    gpu = place.gpu
-    return {
-        "kind": place.pool,
-        "profile": place.profile.name,
-        "parentUuid": gpu.uuid,
-        "product": gpu.name,
-        "index": gpu.index,
-        "firstSlice": place.slot.start,
-        **_place(gpu.pci_address, gpu.pci_path, gpu.numa_node),
-    }
-
-
-def _pf_attributes(
-    device: PfDevice, link: Link | None, place: LinkEnds, leaf_group: str | None
-) -> dict[str, str | int | bool | None]:
-    pf, vf = device.pf, device.vf
-    function = vf or pf
-    in_fabric = device.rail is not None and not (link and link.default_route)
-    return {
-        "kind": device.pool,
-        "pciAddress": function.pci_address,
-        PF_ADDRESS: pf.pci_address if vf is not None else None,
-        "vfIndex": vf.vf_index if vf is not None else None,
-        "product": f"{pf.vendor}:{pf.device}",
-        "rail": device.rail,
-        "linkType": pf.link_type,
-        SPEED: place.speed_mbps,
-        "rdma": pf.rdma is not None,
-        "fabric": _COMPUTE if in_fabric else None,
-        LEAF: place.leaf,
-        LEAF_GROUP: leaf_group if in_fabric else None,
-        **_place(function.pci_address, pf.pci_path, pf.numa_node),
-    }
-
-
-def _place(address: str, path: Sequence[str], numa_node: int | None) -> dict[str, str | int | bool | None]:
-    """The place in the PCI tree. A switch is named by its upstream port: path (root, port, up, down, function)."""
+def pci_place(address: str, path: Sequence[str], numa_node: int | None) -> Attributes:
+    """Return the attributes of a place in the PCI tree. A switch is named by its upstream port: path (root, port, up,
+    down, function)."""
     return {
         PCIE_ROOT: path[0] if path else None,
         PCI_BUS_ID: address,
         "pcieSwitch": path[-3] if len(path) >= 5 else None,
         **dict.fromkeys(NUMA_NODES, numa_node),
-    }
-
-
-def _capacity(capacity: Capacity) -> _Json:
-    """The capacity with its policy. The least amount is 0, for access as an administrator: the scheduler wants room for
-    the default of the capacity even then (allocator_incubating.go, CmpRequestOverCapacity)."""
-    total, step = capacity.quantity(capacity.total), capacity.quantity(capacity.step)
-    return {
-        "value": total,
-        "requestPolicy": {
-            "default": capacity.quantity(capacity.default),
-            "validRange": {"min": "0", "max": total, "step": step},
-        },
     }
 
 

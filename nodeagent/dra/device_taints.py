@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from nodeagent.dra.devices import DraDevice, PfDevice
+from nodeagent.dra.devices import DraDevice
 from nodeagent.dra.resource_claim import Toleration
 from nodeagent.facts.model import CORDONED, Health, State
 
@@ -39,7 +39,7 @@ def taints(
     failed = {
         device.name: reason
         for device in devices
-        if (reason := _failure(device.health, gone=_is_gone(device))) is not None
+        if (reason := _failure(device.health, gone=device.gone)) is not None
     }
     asked = {name for name, reason in failed.items() if reason in no_execute}
     if len(asked) > max(1, int(len(devices) * share)):
@@ -91,10 +91,6 @@ def marked_no_execute(slices: Sequence[_Json]) -> frozenset[str]:
         for device in obj["spec"].get("devices") or ()
         if any(taint.get("effect") == NO_EXECUTE for taint in device.get("taints") or ())
     )
-
-
-def _is_gone(device: DraDevice) -> bool:
-    return device.missing if isinstance(device, PfDevice) else device.gpu.lost
 
 
 def _failure(health: Health, *, gone: bool = False) -> str | None:

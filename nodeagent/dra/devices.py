@@ -1,33 +1,33 @@
-"""The devices of a node as a DRA driver publishes them: one for each GPU, and one for each PF, or for each VF; for a
-GPU in MIG mode one for each place of a MIG device.
+"""The devices of a node as a DRA driver publishes them, and what differs between their kinds.
 
-A GPU has the capacity ``memory``, a PF the capacity ``vfs``. Many claims share a device, and each consumes a part of
-its capacity. With one device for each VF (``vfDevices``) Multus finds the VF of a claim, but the scheduler tries all
-combinations of VFs (``docs/dra.md``).
+Each kind has its file (``gpu_device``, ``mig_place``, ``pf_device``) and its row in ``device_table``. Many claims share
+a device, and each consumes a part of its capacity.
 
-Health is no part of the capacity: a sick VF or GPU keeps its place, and the health is published beside it. A PF without
-a sound VF has the health of its first one.
+Health is no part of the capacity: a sick VF or GPU keeps its place, and the health is published beside it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from nodeagent.facts.model import Function, Gpu, Health, Holding, MigProfile, MigSlot, Snapshot
-from nodeagent.kinds import DeviceKind, gpu_access
-from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.kinds.mig import MigPlaces
-from nodeagent.kinds.vf import VfPool
+from nodeagent.dra.resource_claim import DeviceResult
+from nodeagent.facts.allocation import Allocation
+from nodeagent.facts.model import Function, Gpu, Health, Holding, Link, MigSlot, Snapshot
+from nodeagent.kinds import DeviceKind, Refused
+from nodeagent.kinds.mps_clients import MpsShares
 
 GPU, MIG, NIC = "gpu", "mig", "nic"
 SOURCES = {GPU: "gpus", MIG: "gpus", NIC: "pci"}
 """The source of the facts of each pool."""
 _LABEL_MAX = 63  # characters of a DNS label (RFC 1123), which the name of a device is
+
+Attributes = dict[str, str | int | bool | None]
+"""Attributes of a device by name; ``None``: it has none."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -47,109 +47,189 @@ class Capacity(msgspec.Struct, frozen=True):
         return f"{amount}{self.unit}"
 
 
-class GpuDevice(msgspec.Struct, frozen=True):
-    """A GPU whose memory is shared by claims. ``kind`` has the settings of its entry."""
+class LinkEnds(msgspec.Struct, frozen=True):
+    """The last known speed of a link in Mbit/s, and the name of its leaf switch."""
 
-    name: str
-    gpu: Gpu
-    kind: GpuMemory
-
-    @property
-    def pool(self) -> Literal["gpu"]:
-        return "gpu"
-
-    @property
-    def capacity(self) -> Capacity:
-        """MiB in whole slices; a claim that names no amount gets the whole GPU."""
-        total = self.kind.count(self.gpu) * self.kind.slice_mib
-        return Capacity("memory", total, self.kind.slice_mib, total, "Mi")
-
-    @property
-    def health(self) -> Health:
-        return self.gpu.health
-
-    @property
-    def hardware(self) -> frozenset[str]:
-        """The IDs by which device plugins know it; a slice has the UUID before ``::``."""
-        return frozenset((self.gpu.uuid,))
+    speed_mbps: int | None = None
+    leaf: str | None = None
 
 
-class PfDevice(msgspec.Struct, frozen=True):
-    """A PF whose VFs are shared by claims. ``kind`` is the pool of its VFs alone, ``vfs`` are their PCI addresses.
+class Occupied(Refused):
+    """Another claim, or a pod with a device plugin's device, holds what this claim was given."""
 
-    ``rail`` is ``None`` if the entry's name has no ``{rail}``. ``vf``: this one VF is the device, for one claim.
+
+class DraDevice(msgspec.Struct, frozen=True):
+    """A device that claims allocate. A kind has a ``name``, which is a DNS label, and the ``kind`` of device plugins
+    with the settings of its entry.
+
+    What a method returns here holds for a device that is no network function, has no limit on memory and no MPS daemon,
+    and is there before a claim has it.
     """
 
-    name: str
-    pf: Function
-    kind: VfPool
-    vfs: tuple[str, ...]
-    rail: int | None = None
-    vf: Function | None = None
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
 
     @property
-    def pool(self) -> Literal["nic"]:
-        return "nic"
+    def kind(self) -> DeviceKind:
+        raise NotImplementedError
 
     @property
-    def capacity(self) -> Capacity:
-        return Capacity("vfs", len(self.vfs), 1, 1)
-
-    @property
-    def health(self) -> Health:
-        return (self.vf or self.pf).health
-
-    @property
-    def missing(self) -> bool:
-        """Whether it is not on the bus now."""
-        return self.pf.missing or (self.vf is not None and self.vf.missing)
-
-    @property
-    def hardware(self) -> frozenset[str]:
-        """The IDs by which device plugins know the PF and its VFs, or the one VF."""
-        return frozenset(self.vfs if self.vf is not None else (self.pf.pci_address, *self.vfs))
-
-
-class MigPlace(msgspec.Struct, frozen=True):
-    """A MIG device that can be made in one place of a GPU, for one claim. ``kind`` is that of its profile.
-
-    Places overlap. The scheduler takes those that fit together by the counters of the GPU (``mig_counters.py``).
-    """
-
-    name: str
-    gpu: Gpu
-    kind: MigPlaces
-    profile: MigProfile
-    slot: MigSlot
-
-    @property
-    def pool(self) -> Literal["mig"]:
-        return "mig"
+    def pool(self) -> Literal["gpu", "mig", "nic"]:
+        raise NotImplementedError
 
     @property
     def capacity(self) -> Capacity:
-        total = self.profile.memory_mib
-        return Capacity("memory", total, total, total, "Mi")
+        raise NotImplementedError
 
     @property
     def health(self) -> Health:
-        return self.gpu.health
+        raise NotImplementedError
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is not on the bus, or lost by its driver, now."""
+        raise NotImplementedError
+
+    @property
+    def parent(self) -> str:
+        """The hardware behind it: the UUID of a GPU, the PCI address of a PF."""
+        raise NotImplementedError
 
     @property
     def hardware(self) -> frozenset[str]:
-        return frozenset((self.gpu.uuid,))
+        """The IDs by which device plugins know what it is made of; a slice has the UUID before ``::``."""
+        raise NotImplementedError
+
+    @property
+    def own_health(self) -> bool:
+        """Whether claims are refused for its health. The VFs of a PF have theirs."""
+        return True
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """The key that sorts the devices of a node. Devices of one key stay as their entries and the driver have
+        them."""
+        return ()
+
+    @property
+    def divided_gpu(self) -> Gpu | None:
+        """The GPU in MIG mode that has the counters of this place."""
+        return None
+
+    @property
+    def slot(self) -> MigSlot | None:
+        """The place of a MIG device."""
+        return None
+
+    @property
+    def rail(self) -> int | None:
+        """The rail of a PF, if its entry names it."""
+        return None
+
+    @property
+    def vf(self) -> Function | None:
+        """The VF that is the device, for one claim."""
+        return None
+
+    @property
+    def nccl_ib_hca(self) -> bool:
+        """Whether containers with it get ``NCCL_IB_HCA``."""
+        return False
+
+    @property
+    def mps(self) -> MpsShares | None:
+        """How its shares are granted through an MPS daemon."""
+        return None
+
+    def limit_mib(self, amount: int, snapshot: Snapshot) -> int | None:  # noqa: ARG002
+        """Return the limit on the memory of ALL GPUs of a container that has this amount."""
+        return None
+
+    def slices(self, amount: int) -> int:  # noqa: ARG002
+        """Return the number of a device plugin's slices of GPU memory for this amount."""
+        return 0
+
+    def attributes(self, link: Link | None, ends: LinkEnds, leaf_group: str | None) -> Attributes:
+        """Return its attributes in a ResourceSlice. ``link`` is that of its ``parent``."""
+        raise NotImplementedError
+
+    def consumption(self) -> dict[str, Any]:
+        """Return the fields of a ResourceSlice that say how claims consume it.
+
+        The least amount is 0, for access as an administrator: the scheduler wants room for the default of the capacity
+        even then (allocator_incubating.go, CmpRequestOverCapacity).
+        """
+        capacity = self.capacity
+        total, step = capacity.quantity(capacity.total), capacity.quantity(capacity.step)
+        policy = {
+            "default": capacity.quantity(capacity.default),
+            "validRange": {"min": "0", "max": total, "step": step},
+        }
+        capacities = {capacity.name: {"value": total, "requestPolicy": policy}}
+        return {"allowMultipleAllocations": True, "capacity": capacities}
+
+    def check_place(
+        self, own: Mapping[MigSlot, str], others: Iterable[tuple[str, MigSlot]], *, admin: bool
+    ) -> None:
+        """Refuse a place that does not fit beside those of the same claim (``own``, with names of devices) and of other
+        claims (``others``, with names of claims). Raises ``Refused``."""
+
+    def choose(
+        self,
+        share: GrantedShare,  # noqa: ARG002
+        taken: Collection[str],  # noqa: ARG002
+        own: Collection[str],  # noqa: ARG002
+        snapshot: Snapshot,  # noqa: ARG002
+    ) -> tuple[str, ...]:
+        """Choose the VFs of a share: none of the ``taken`` ones, near to the claim's ``own``. Raises ``Refused``."""
+        return ()
+
+    def grant(self, shares: Sequence[GrantedShare], snapshot: Snapshot) -> Allocation:
+        """Return what a container gets with these shares, which are granted together. Raises ``Refused``."""
+        raise NotImplementedError
+
+    def show(self, devices: Sequence[DraDevice], snapshot: Snapshot) -> Allocation:  # noqa: ARG002
+        """Return what a monitoring container gets of these devices of one resource: no share, no limit and no MPS
+        daemon. A device that is gone is left out, so that the container starts and sees the others."""
+        return Allocation()
+
+    def variables(
+        self,
+        end: str,
+        allocation: Allocation,
+        request: Sequence[GrantedShare],
+        nccl: tuple[tuple[str, str], ...],
+    ) -> Iterable[tuple[str, str]]:
+        """Return the variables that have the name of the request at their ``end``. ``request`` are its shares, of all
+        kinds; ``nccl`` is added for a container that may use the VFs of the claim."""
+        raise NotImplementedError
 
 
-DraDevice = GpuDevice | MigPlace | PfDevice
+_Kind = TypeVar("_Kind", bound=DraDevice)
 
 
-class NumberedPool(msgspec.Struct, frozen=True):
-    """The VFs of one PF with its rail, if it has one. ``vf_devices``: each VF is a device."""
+class GrantedShare(msgspec.Struct):
+    """One result of the allocation, with its device and amount. ``admin``: access as an administrator, which takes
+    nothing of the device (``amount`` 0)."""
 
-    kind: VfPool
-    pci_address: str
-    rail: int | None
-    vf_devices: bool = False
+    result: DeviceResult
+    device: DraDevice
+    amount: int
+    vfs: tuple[str, ...] = ()
+
+    @property
+    def admin(self) -> bool:
+        return bool(self.result.admin_access)
+
+    @property
+    def request(self) -> str:
+        return self.result.request.partition("/")[0]
+
+
+def alike(example: _Kind, devices: Iterable[DraDevice]) -> list[_Kind]:
+    """Return devices of one resource, of which this is an example: an entry of ``resources`` makes one kind."""
+    return [device for device in devices if isinstance(device, type(example))]
 
 
 def pool_name(node: str, pool: str) -> str:
@@ -157,119 +237,12 @@ def pool_name(node: str, pool: str) -> str:
     return f"{node}/{pool}"
 
 
-def devices_of(
-    kinds: Iterable[tuple[str, DeviceKind, bool]], rails: Mapping[str, int], snapshot: Snapshot
-) -> tuple[DraDevice, ...]:
-    """Return the devices of these kinds, GPUs first. Each kind comes with the configured name of its entry, and whether
-    each of its VFs is a device.
-
-    ``rails`` has the number of each PF by PCI address; a PF gets it if ``{rail}`` is in the name of its entry.
-    """
-    gpus: list[DraDevice] = []
-    pools: list[NumberedPool] = []
-    for name, kind, vf_devices in kinds:
-        if isinstance(kind, GpuMemory):
-            gpus += gpu_devices(kind, snapshot)
-        elif isinstance(kind, MigPlaces):
-            gpus += _mig_places(kind, snapshot)
-        elif isinstance(kind, VfPool):
-            for address in sorted(kind.pfs):
-                # Without cdi: the container gets the device nodes by the CDI spec of its claim.
-                pool = msgspec.structs.replace(kind, pfs=(address,), cdi=False)
-                rail = rails.get(address) if "{rail}" in name else None
-                pools.append(NumberedPool(pool, address, rail, vf_devices))
-    return (*gpus, *pf_devices(pools, snapshot))
-
-
-def lacking_enforcement(devices: Iterable[DraDevice], snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """Yield the resources whose enforcement this node lacks, each with the reason."""
-    for kind in dict.fromkeys(device.kind for device in devices if isinstance(device, GpuDevice)):
-        if (lacking := kind.lacking(snapshot)) is not None:
-            yield kind.resource, lacking
-
-
-def gpu_devices(kind: GpuMemory, snapshot: Snapshot) -> tuple[GpuDevice, ...]:
-    """Return the GPUs of an entry that hold a slice, in the order of the driver, with the health of their shares."""
-    members = (gpu for gpu in gpu_access.selected(snapshot, kind.gpus) if kind.count(gpu))
-    return tuple(
-        GpuDevice(gpu_name(gpu.uuid), msgspec.structs.replace(gpu, health=kind.health(gpu, snapshot)), kind)
-        for gpu in members
-    )
-
-
-def _mig_places(kind: MigPlaces, snapshot: Snapshot) -> Iterator[MigPlace]:
-    """Yield the places of one profile on the GPUs of an entry. The scheduler takes the first one that is free: those
-    that leave most of the GPU to larger profiles come first."""
-    for gpu in gpu_access.selected(snapshot, kind.gpus):
-        everywhere = [slot for profile in gpu.mig_profiles for slot in profile.slots]
-        for profile in gpu.mig_profiles:
-            if profile.name == kind.profile:
-                costs = {slot: sum(slot.overlaps(other) for other in everywhere) for slot in profile.slots}
-                for slot in sorted(costs, key=lambda it: (costs[it], -it.start)):
-                    yield MigPlace(mig_name(gpu.uuid, profile.name, slot.start), gpu, kind, profile, slot)
-
-
-def pf_devices(pools: Iterable[NumberedPool], snapshot: Snapshot) -> tuple[PfDevice, ...]:
-    """Return the PFs that have VFs to offer, by rail and PCI address; or their VFs, by index too."""
-    functions = {function.pci_address: function for function in snapshot.functions}
-    devices = []
-    for pool in pools:
-        vfs = tuple(id_ for entry in pool.kind.devices(snapshot) for id_ in entry.ids)
-        pf = functions.get(pool.pci_address)
-        if pf is None or not vfs:
-            continue
-        if pool.vf_devices:
-            devices += [PfDevice(vf_name(vf), pf, pool.kind, (vf,), pool.rail, functions[vf]) for vf in vfs]
-        else:
-            health = _with_vfs(pf.health, [functions[vf].health for vf in vfs])
-            pf = msgspec.structs.replace(pf, health=health)
-            devices.append(PfDevice(pf_name(pool.pci_address), pf, pool.kind, vfs, pool.rail))
-    return tuple(sorted(devices, key=_preference))
-
-
-def _with_vfs(of_pf: Health, of_vfs: Sequence[Health]) -> Health:
-    """The health of a PF as a device: no claim can have it while no VF is sound."""
-    if not of_pf.allocatable or any(health.allocatable for health in of_vfs):
-        return of_pf
-    return of_vfs[0]
-
-
-def _preference(device: PfDevice) -> tuple[object, ...]:
-    index = -1 if device.vf is None or device.vf.vf_index is None else device.vf.vf_index
-    return device.rail is None, device.rail or 0, device.pf.pci_address, index, device.name
-
-
 def gpu_name(uuid: str) -> str:
     """
     >>> gpu_name("GPU-5d5ba0e2-9b34-4d0f-8b64-6a3c1f0e77aa")
     'gpu-5d5ba0e2-9b34-4d0f-8b64-6a3c1f0e77aa'
     """
-    return _label(f"gpu-{uuid.removeprefix('GPU-')}")
-
-
-def mig_name(uuid: str, profile: str, start: int) -> str:
-    """
-    >>> mig_name("GPU-5d5ba0e2-9b34-4d0f-8b64-6a3c1f0e77aa", "1g.10gb+me", 6)
-    'mig-5d5ba0e2-9b34-4d0f-8b64-6a3c1f0e77aa-1g10gb-plus-me-6'
-    """
-    word = profile.replace(".", "").replace("-", "-minus-").replace("+", "-plus-")
-    return _label(f"mig-{uuid.removeprefix('GPU-')}-{word}-{start}")
-
-
-def pf_name(pci_address: str) -> str:
-    """
-    >>> pf_name("0000:18:00.0")
-    'nic-0000-18-00-0'
-    """
-    return _label("nic-" + re.sub(r"[:.]", "-", pci_address))
-
-
-def vf_name(pci_address: str) -> str:
-    """
-    >>> vf_name("0000:18:00.2")
-    'vf-0000-18-00-2'
-    """
-    return _label("vf-" + re.sub(r"[:.]", "-", pci_address))
+    return dns_label(f"gpu-{uuid.removeprefix('GPU-')}")
 
 
 def plugin_holders(device: DraDevice, snapshot: Snapshot) -> Iterator[Holding]:
@@ -282,10 +255,10 @@ def plugin_holders(device: DraDevice, snapshot: Snapshot) -> Iterator[Holding]:
             yield holding
 
 
-def _label(text: str) -> str:
+def dns_label(text: str) -> str:
     """Return a DNS label. Different texts have different labels: what had to be changed has a digest of the text."""
-    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if label == text.lower() and len(label) <= _LABEL_MAX:
-        return label
+    found = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if found == text.lower() and len(found) <= _LABEL_MAX:
+        return found
     digest = blake2b(text.encode(), digest_size=4).hexdigest()
-    return f"{label[: _LABEL_MAX - 1 - len(digest)]}-{digest}"
+    return f"{found[: _LABEL_MAX - 1 - len(digest)]}-{digest}"

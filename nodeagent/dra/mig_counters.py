@@ -11,28 +11,28 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from nodeagent.dra.devices import DraDevice, MigPlace, gpu_name
-from nodeagent.facts.model import Gpu, MigSlot
+from nodeagent.dra.devices import gpu_name
+from nodeagent.facts.model import Gpu, MigProfile, MigSlot
 
 _Json = dict[str, Any]
 
 
-def consumed(place: MigPlace) -> list[_Json]:
-    """Return the field ``consumesCounters`` of a device."""
-    return [_counters("counterSet", place.gpu, _takes(place.slot, dict(place.profile.takes)))]
+def consumed(gpu: Gpu, slot: MigSlot, profile: MigProfile) -> list[_Json]:
+    """Return the field ``consumesCounters`` of a place."""
+    return [_counters("counterSet", gpu, _takes(slot, dict(profile.takes)))]
 
 
-def counter_sets(devices: Iterable[DraDevice], own: Collection[MigSlot]) -> list[_Json]:
-    """Return the counters of each GPU with a place among the devices. ``own`` are the slots that the agent has filled,
-    or fills now: the scheduler knows them."""
-    gpus = {place.gpu.uuid: place.gpu for place in devices if isinstance(place, MigPlace)}
+def counter_sets(places: Iterable[Gpu | None], own: Collection[MigSlot]) -> list[_Json]:
+    """Return the counters of each GPU. ``places`` has the GPU of each device, ``None`` for one that is not the place of
+    a MIG device. ``own`` are the slots that the agent has filled, or fills now: the scheduler knows them."""
+    gpus = {gpu.uuid: gpu for gpu in places if gpu is not None}
     return [_counters("name", gpu, _left(gpu, foreign(gpu, own))) for gpu in gpus.values()]
 
 
-def lacking(place: MigPlace, taken: Iterable[MigSlot]) -> list[str]:
-    """Return the counters of which the GPU has too few for a device beside those in the ``taken`` slots."""
-    left = _left(place.gpu, [slot for slot in taken if slot.gpu == place.gpu.uuid])
-    takes = _takes(place.slot, dict(place.profile.takes))
+def lacking(gpu: Gpu, slot: MigSlot, profile: MigProfile, taken: Iterable[MigSlot]) -> list[str]:
+    """Return the counters of which the GPU has too few for a device in a place beside those in the ``taken`` slots."""
+    left = _left(gpu, [other for other in taken if other.gpu == gpu.uuid])
+    takes = _takes(slot, dict(profile.takes))
     return [name for name, number in takes.items() if number > left[name]]
 
 

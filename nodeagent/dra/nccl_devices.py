@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from nodeagent.dra.devices import DraDevice, PfDevice
+from nodeagent.dra.devices import DraDevice
 from nodeagent.facts.model import Function
 
 
@@ -18,11 +18,7 @@ def ib_hca(vfs: Collection[str], devices: Iterable[DraDevice], functions: Iterab
 
     ``devices`` are all devices of the node: the PFs of one rail are its planes, numbered in PCI order.
     """
-    rails = {
-        device.pf.pci_address: device.rail
-        for device in devices
-        if isinstance(device, PfDevice) and device.rail is not None
-    }
+    rails = {device.parent: device.rail for device in devices if device.rail is not None}
     planes = {pf: [it for it in sorted(rails) if rails[it] == rail].index(pf) for pf, rail in rails.items()}
     several = {rails[pf] for pf, plane in planes.items() if plane}
     entries = []

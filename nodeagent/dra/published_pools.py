@@ -12,7 +12,7 @@ import msgspec
 from nodeagent.base.supervise import either
 from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.device_taints import blocked, marked_no_execute, taints
-from nodeagent.dra.devices import MIG, DraDevice, PfDevice, pool_name
+from nodeagent.dra.devices import MIG, DraDevice, pool_name
 from nodeagent.dra.mig_counters import counter_sets
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
@@ -74,7 +74,7 @@ class PublishedPools:
             self._links.adopt(stored)
             self._adopted = True
         places = self._links.places(snapshot)
-        for_multus = any(isinstance(it, PfDevice) and it.vf is not None for it in current.known())
+        for_multus = any(it.vf is not None for it in current.known())
         before = marked_no_execute(stored)
         known: dict[str, list[_Json]] = {}
         unknown = []
@@ -101,7 +101,8 @@ class PublishedPools:
                 | ({"taints": found[device.name]} if device.name in found else {})
                 for device in devices
             ]
-        counters = {pool_name(self._node, MIG): counter_sets(current.devices(), self._offer.mig_slots)}
+        divided = (device.divided_gpu for device in current.devices())
+        counters = {pool_name(self._node, MIG): counter_sets(divided, self._offer.mig_slots)}
         return SlicePools(known, tuple(unknown), counters)
 
     def _keys(self, devices: Sequence[DraDevice]) -> frozenset[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from nodeagent.base.change_log import Change
-from nodeagent.base.plain_text import one_line
+from nodeagent.base.plain_text import few, one_line
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, HyperNode, tier_name
@@ -31,7 +31,6 @@ from nodeagent.fabric.troubles import (
     FabricTrouble,
     HeldOn,
     JobOf,
-    few,
     held_by_none,
     of_no_job,
     troubles,
@@ -111,6 +110,14 @@ class ViewMaintenance(FabricPart, frozen=True, kw_only=True):
     text: str
 
 
+class ViewAway(FabricPart, frozen=True, kw_only=True):
+    """A node that is away: what in words, since when (Unix time), and what its kubelet says."""
+
+    what: str
+    since: float | None
+    detail: str
+
+
 class ViewLeg(FabricPart, frozen=True, kw_only=True, omit_defaults=True):
     """Two links between which probes are lost: ``level`` in percent. ``large``: packets of the full MTU alone."""
 
@@ -183,6 +190,8 @@ class FabricView(FabricPart, frozen=True, kw_only=True):
     overlaps: tuple[ViewOverlap, ...]
     maintenance: tuple[ViewMaintenance, ...]
     """At most ``SERIES_MAX``; those whose time is over are left out."""
+    away: Mapping[str, ViewAway]
+    """The nodes that are away: their links are as last reported."""
     legs: tuple[ViewLeg, ...]
     """At most ``LEGS_SHOWN`` of those that lose packets; the worst first."""
     more_legs: int
@@ -268,6 +277,10 @@ def fabric_view(
             ViewMaintenance(node=shown(node), link=entry.link, end=entry.end, text=entry.sentence)
             for node, entry in islice(standing(plan.levels.maintained, taken), SERIES_MAX)
         ),
+        away={
+            shown(node): ViewAway(what=one.word, since=one.since, detail=one.detail)
+            for node, one in plan.away.items()
+        },
         legs=tuple(legs[:LEGS_SHOWN]),
         more_legs=max(0, len(legs) - LEGS_SHOWN),
         obstacles=tuple(obstacles(outcome).values()),

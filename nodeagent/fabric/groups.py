@@ -389,14 +389,12 @@ class _Joins:
 
         A join that is refused is tried again when others have been made.
         """
-        part_of = [[i] for i in range(len(self._islands))]
+        part_of, pairs = self._whole_units()
         found: list[tuple[bool, float, int, int, int]] = []
-        for i, near in enumerate(self._near):
-            for j in near:
-                surplus, votes = self._pair(i, j) if j > i else (-1, 0)
-                if surplus >= 0:
-                    alone = self._degrees[i] == 1 or self._degrees[j] == 1
-                    found.append((alone, surplus / (surplus - 2 * votes), -surplus, i, j))
+        for i, j in pairs:
+            surplus, votes = self._pair(i, j)
+            alone = self._degrees[i] == 1 or self._degrees[j] == 1
+            found.append((alone, surplus / (surplus - 2 * votes), -surplus, i, j))
         found.sort()
         for alone in (False, True):
             todo, count = [(i, j) for one, *_, i, j in found if one == alone], -1
@@ -414,6 +412,38 @@ class _Joins:
                         rest.append((i, j))
                 todo = rest
         return list({id(part): part for part in part_of}.values())
+
+    def _whole_units(self) -> tuple[list[list[int]], list[tuple[int, int]]]:
+        """The part of each island, and the other pairs of islands that some decision may join.
+
+        Two islands are clearly together if two members have both, and more than half of all their members do. Islands
+        that all are clearly together, and are with no other one, are a part without counting decisions.
+        """
+        clear: list[set[int]] = [{i} for i in range(len(self._islands))]
+        pairs: list[tuple[int, int]] = []
+        for i, near in enumerate(self._near):
+            common, degree = self._graph.common(self._islands[i][0]), self._degrees[i]
+            for j in near:
+                if j < i:
+                    continue
+                both = common[self._islands[j][0]]
+                if both > 1 and 3 * both > degree + self._degrees[j]:
+                    clear[i].add(j)
+                    clear[j].add(i)
+                elif self._pair(i, j)[0] >= 0:
+                    pairs.append((i, j))
+        doubtful = set(chain.from_iterable(pairs))
+        part_of = [[i] for i in range(len(self._islands))]
+        for i, mates in enumerate(clear):
+            if part_of[i][0] != i:
+                continue
+            if mates.isdisjoint(doubtful) and all(clear[j] == mates for j in mates):
+                part = sorted(mates)
+                for j in part:
+                    part_of[j] = part
+            else:
+                pairs += [(i, j) for j in mates if j > i]
+        return part_of, pairs
 
     def _follow(
         self,
@@ -437,8 +467,8 @@ class _Joins:
                 larger = (weight[other], -other) > (weight[place], -place)
                 if not inhabited[other] or (inhabited[place] and not (home[other] or larger)):
                     continue
-                surplus, votes = self._tally(part, parts[other])
-                if surplus == 0 < votes and self._are_witnessed(part, parts[other]):
+                votes = self._half(part, parts[other])
+                if votes and self._are_witnessed(part, parts[other]):
                     found.append((-votes, other))
             found.sort()
             if found and found[0][0] < min((votes for votes, _ in found[1:]), default=0):
@@ -495,6 +525,24 @@ class _Joins:
         """The same of two parts."""
         tallies = [self._pair(i, j) for i in one for j in other]
         return sum(tally[0] for tally in tallies), sum(tally[1] for tally in tallies)
+
+    def _half(self, one: Collection[int], other: Collection[int]) -> int:
+        """How many decisions are for a join of two parts, if these are exactly half of all; none otherwise.
+
+        Two units with one wrong cable between them have dozens against it on the first pair already.
+        """
+        graph = self._graph
+        leaves, others = ([leaf for i in part for leaf in self._islands[i]] for part in (one, other))
+        votes = 0
+        for leaf in leaves:
+            common = graph.common(leaf)
+            votes += sum([common[another] for another in others if another in common])
+        rest = 2 * votes
+        for leaf, another in product(leaves, others):
+            rest -= graph.overlap(leaf, another)[1]
+            if rest < 0:
+                return 0
+        return votes if rest == 0 else 0
 
     def _are_witnessed(self, one: Sequence[int], other: Sequence[int]) -> bool:
         """Two members have switches of both; or one member, and nobody else has any of one side."""

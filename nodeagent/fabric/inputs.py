@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nodeagent.fabric.away_nodes import Away, AwayNode
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.hypernode import HyperNode, Texts
+from nodeagent.fabric.known_neighbors import KnownNeighbors
 from nodeagent.fabric.link_faults import LinkFault, LinkFaults
 from nodeagent.fabric.maintenance import Maintained, MaintenanceBook
 from nodeagent.fabric.nodelinks import NodeLinks
@@ -40,6 +42,7 @@ class Levels:
     more_faults: int = 0
     """Nodes whose faults are not in ``faults``: there are too many."""
     maintained: Maintained = field(default_factory=dict)
+    away: Away = field(default_factory=dict)
 
     def exists(self, node: str) -> bool:
         """While no Node at all is known, every node counts as existing: an empty list is no evidence."""
@@ -59,7 +62,6 @@ class Inputs:
 
     def __init__(self, rules: FabricRules, topology: Topology) -> None:
         self._topology = topology
-        self.known_neighbors = topology.neighbors
         self._pool = InternPool()
         self._reader = ReportReader(rules, self._pool)
         self._our_labels = rules.label_keys
@@ -67,12 +69,18 @@ class Inputs:
         self.refused: dict[str, str] = {}
         self.faults = LinkFaults()
         self.maintenance = MaintenanceBook()
+        self.away: dict[str, AwayNode] = {}
         self.nodes: dict[str, KnownLabels] = {}
         self.own: dict[str, HyperNode] = {}
         self.foreign: dict[str, HyperNode] = {}
         self.switch_uplinks: dict[str, tuple[str, ...]] = {}
         self.uplinks_by_key = False
         self.rail_anomalies: tuple[Anomaly, ...] = ()
+
+    @property
+    def known_neighbors(self) -> KnownNeighbors:
+        """The other ends of links that the topology file knows."""
+        return self._topology.neighbors
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         if links is None:
@@ -101,6 +109,16 @@ class Inputs:
         ours = tuple(pair for pair in every if pair[0] in self._our_labels)
         self.nodes[name] = self._pool(KnownLabels(ours, every))
 
+    def take_away(self, name: str, away: AwayNode | None) -> bool:
+        """Whether a Node is away, ``None``: it is there or gone. Returns whether this is new."""
+        if self.away.get(name) == away:
+            return False
+        if away is None:
+            del self.away[name]
+        else:
+            self.away[name] = away
+        return True
+
     def hypernode(self, name: str, hypernode: HyperNode | None) -> None:
         self.own.pop(name, None)
         self.foreign.pop(name, None)
@@ -112,6 +130,10 @@ class Inputs:
 
     def is_node(self, name: str) -> bool:
         return _is_node(name, self.reports, self.nodes)
+
+    def is_of_fabric(self, node: str) -> bool:
+        """Some report of this node is known, accepted or refused."""
+        return node in self.reports or node in self.refused
 
     def levels(self) -> Levels:
         """The inputs for one plan, as copies: at 100,000 nodes they take 10 MiB."""
@@ -128,6 +150,7 @@ class Inputs:
             self.rail_anomalies,
             len(self.faults.beyond),
             self.maintenance.of_node.copy(),
+            self.away.copy(),
         )
 
 

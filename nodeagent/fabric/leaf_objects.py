@@ -1,14 +1,16 @@
 """The objects of leaf groups: their nodes, their NVLink domains, and their annotations.
 
-Annotations gain every switch that two of the nodes report; one is enough in a group of two. A switch that no report
-mentions any more stays listed while a node of the object has a link without a neighbor.
+Annotations gain every switch of the group that two of the nodes report; one is enough in a group of two. A switch that
+left the group stays listed while a node of the object has a link without a neighbor, unless it is foreign or another
+object has more nodes at it. Which object has more nodes follows from the reports and from where nodes are, and not from
+what is listed: listed switches join groups, so a list that followed from the groups might go on changing.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from itertools import chain, islice
+from itertools import chain
 
 from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.fabric_settings import FabricRules
@@ -48,7 +50,7 @@ class LeafObjects:
         published: Mapping[str, HyperNode],
     ) -> None:
         self._labels, self._tier = labels_of(rules.fabric, LEAF), LEAF + rules.tier_offset
-        self._votes, self._cabling = votes, cabling
+        self._votes, self._cabling, self._place = votes, cabling, place
         self._renamed: dict[str, list[str]] = {}
         for current, key in votes.names.renamed.items():
             self._renamed.setdefault(key, []).append(current)
@@ -68,7 +70,7 @@ class LeafObjects:
                 nodes=self._fit(name, own, domains, old),
                 children=domains,
                 labels=self._labels,
-                annotations=self._annotations(names.groups.get(name), old, members),
+                annotations=self._annotations(name, names.groups.get(name), old, members),
             )
 
     def _fit(
@@ -91,18 +93,20 @@ class LeafObjects:
         self.trimmed[name] = tuple(sorted(members - kept))
         return tuple(sorted(kept))
 
-    def _annotations(self, group: SwitchGroup | None, old: HyperNode | None, members: set[str]) -> Texts:
+    def _annotations(
+        self, name: str, group: SwitchGroup | None, old: HyperNode | None, members: set[str]
+    ) -> Texts:
         if group is None:
             return () if old is None else old.annotations
         listed = () if old is None else old.switches
         switches = {
             leaf
             for leaf in self._cabling.switches(group)
-            if leaf in listed or self._is_confirmed(leaf, members)
+            if leaf in listed or self._gains(leaf, name, members)
         }
         rails = len(self._cabling.rails(switches.intersection(group.leaves)))
         if old is not None:
-            lost = [leaf for leaf in old.switches if leaf not in switches and not self._is_elsewhere(leaf)]
+            lost = [leaf for leaf in listed if leaf not in switches and not self._is_elsewhere(leaf, name)]
             before = old.note(RAILS)
             fewer = before.isdecimal() and int(before) > max(rails, 1)
             if (lost or fewer) and self._has_link_without_neighbor(members):
@@ -116,19 +120,37 @@ class LeafObjects:
             texts[RAILS] = str(rails)
         return tuple(sorted((key, text) for key, text in texts.items() if text))
 
-    def _is_confirmed(self, leaf: str, members: Collection[str]) -> bool:
-        """Two of the members report the switch. One is enough among two, and for a switch of the topology file."""
-        if len(members) < CONFIRMED_FROM or leaf in self._votes.pairs.static:
+    def _gains(self, leaf: str, name: str, members: Collection[str]) -> bool:
+        """Whether the object lists a switch of its group that it did not list."""
+        if leaf in self._votes.pairs.static:
             return True
-        nodes = chain.from_iterable(pattern.nodes for pattern in self._votes.at(leaf))
-        return len(list(islice((node for node in nodes if node in members), 2))) > 1
+        return self._is_confirmed(leaf, members) and not (
+            self._votes.pairs.homes and self._is_elsewhere(leaf, name)
+        )
 
-    def _is_elsewhere(self, leaf: str) -> bool:
-        """Reports mention the switch, and it counts for a group with nodes, or is foreign."""
+    def _is_confirmed(self, leaf: str, members: Collection[str]) -> bool:
+        """Two of the members report the switch. One is enough among two."""
+        if len(members) < CONFIRMED_FROM:
+            return True
+        found = 0
+        for pattern in self._votes.at(leaf):
+            for node in pattern.nodes:
+                if node in members:
+                    found += 1
+                    if found > 1:
+                        return True
+        return False
+
+    def _is_elsewhere(self, leaf: str, name: str) -> bool:
+        """The switch is foreign, or another object has more nodes at it."""
         if leaf in self._cabling.foreign:
             return True
-        group = self._cabling.home(leaf)
-        return group is not None and bool(group.voters or group.forced)
+        if leaf in self._votes.pairs.static:
+            group = self._votes.of.get(leaf)
+            return group is not None and bool(group.voters or group.forced)
+        nodes = chain.from_iterable(pattern.nodes for pattern in self._votes.at(leaf))
+        counts = Counter(self._place[node] for node in nodes if node in self._place)
+        return max(counts.values(), default=0) > counts[name]
 
     def _has_link_without_neighbor(self, members: Iterable[str]) -> bool:
         patterns = map(self._votes.pattern, members)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.away_nodes import Away
 from nodeagent.fabric.contested import settle
 from nodeagent.fabric.desired_places import DesiredPlaces
 from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules
@@ -66,6 +67,16 @@ class Plan:
     tiers: UpperTiers
     outcome: PlanOutcome
     memory: PlanMemory
+
+    @property
+    def away(self) -> Away:
+        """The nodes that are away, of those that have a report or a place."""
+        levels, place = self.levels, self.nodes.place
+        return {
+            node: one
+            for node, one in levels.away.items()
+            if node in levels.reports or node in levels.refused or node in place
+        }
 
     @property
     def parent(self) -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from nodeagent.fabric.groups import MAJORITY, SwitchGraph
 
@@ -37,57 +37,67 @@ class _SharedSwitches:
     def pair(self, leaf: str) -> tuple[str, str] | None:
         """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
 
-        Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail: few
-        may be at other odd switches. The second switch needs two members that the first one has not, and two on this
-        rail, since one may be a wrong cable; or the first one has no more than two, and all are at the rail.
+        None, if most switches of one of them are common to both: the rail is divided then.
         """
-        graph = self._graph
         by_rail: dict[str, list[tuple[int, str]]] = {}
-        for other, both in graph.common(leaf).items():
+        for other, both in self._graph.common(leaf).items():
             for rail in self._served[other]:
                 by_rail.setdefault(rail, []).append((-both, other))
-        pairs: list[tuple[int, str, str]] = []
-        for rail, near in by_rail.items():
-            if len(near) < 2:
-                continue
-            others = [(both, other) for both, other in near if self._covers(leaf, other)]
-            if len(others) < 2:
-                continue
-            silent = self._count_silent(leaf, rail)
-            if 2 * silent > graph.degree(leaf):
-                continue
-            others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
-            first, most = others[0]
-            for both, other in others[1:]:
-                common, deciding = graph.overlap(most, other)
-                if 2 * common >= min(deciding, graph.degree(other)) or (
-                    MAJORITY * both > first and self._has_few_rails(other, most)
-                ):
-                    continue
-                if (
-                    (-both - common > 1 or (both < -1 and self._count_apart(leaf, other, most) > 1))
-                    and graph.members_on(other, rail) > 1
-                ) or (first >= -2 and not silent):
-                    pairs.append((both, most, other))
-                break
-        if not pairs:
+        found = (self._pair_of_rail(leaf, rail, near) for rail, near in by_rail.items() if len(near) > 1)
+        both, one, another = min((pair for pair in found if pair is not None), default=(0, "", ""))
+        return (one, another) if one and self._are_apart(leaf, one, another, both) else None
+
+    def _pair_of_rail(
+        self, leaf: str, rail: str, near: Sequence[tuple[int, str]]
+    ) -> tuple[int, str, str] | None:
+        """The switches of one rail. ``near`` are all of it, each after the number of members in common, negative.
+
+        Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail, half
+        of these at such switches: few may be at other odd switches. The second switch needs two members that the first
+        one has not, and two on this rail, since one may be a wrong cable. Else the first one has no more than two, and
+        all are at the rail; or it has no more than half of those at the rail, and others are at a switch each.
+        """
+        graph = self._graph
+        others = [(both, other) for both, other in near if self._covers(leaf, other)]
+        if len(others) < 2:
             return None
-        both, one, another = min(pairs)
-        common_with = graph.common(leaf)
+        silent = self._count_silent(leaf, rail)
+        here = sum(min(-both, graph.members_on(other, rail)) for both, other in others)
+        if 2 * silent > graph.degree(leaf) or 2 * here < graph.degree(leaf) - silent:
+            return None
+        others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
+        first, most = others[0]
+        for both, other in others[1:]:
+            common, deciding = graph.overlap(most, other)
+            if 2 * common >= min(deciding, graph.degree(other)) or (
+                MAJORITY * both > first and self._has_few_rails(other, most)
+            ):
+                continue
+            if (
+                (-both - common > 1 or (both < -1 and self._count_apart(leaf, other, most) > 1))
+                and graph.members_on(other, rail) > 1
+            ) or (-2 * first <= graph.degree(leaf) - silent if first < -2 else not silent):
+                return both, most, other
+            return None
+        return None
+
+    def _are_apart(self, leaf: str, one: str, another: str, both: int) -> bool:
+        """The two switches share few others, compared with the switches that each has for itself."""
+        common_with = self._graph.common(leaf)
         least = {each: min(2, common_with[each]) for each in (one, another)}
-        around = graph.common(one).keys() & graph.common(another).keys()
+        around = self._graph.common(one).keys() & self._graph.common(another).keys()
         sharing = {
             other
             for other in around
             if all(
                 self._covers(other, each)
-                and graph.common(other)[each] >= max(few, _confirmed_third(common_with[each]))
+                and self._graph.common(other)[each] >= max(few, _confirmed_third(common_with[each]))
                 for each, few in least.items()
             )
         }
         own = 1 + max(self._count_joined(each, sharing, few) for each, few in least.items())
         alone = both == -1 and common_with[one] == 1
-        return (one, another) if len(sharing) <= (own - 1 if alone else 2 * own) else None
+        return len(sharing) <= (own - 1 if alone else 2 * own)
 
     def _count_apart(self, leaf: str, other: str, first: str) -> int:
         """How many members have these two switches, and not the first one."""
@@ -109,9 +119,14 @@ class _SharedSwitches:
         return 2 * rails < others
 
     def _count_joined(self, leaf: str, except_for: Collection[str], least: int) -> int:
-        """How many switches most members have together with this one, and ``least`` members at least."""
-        pairs = (self._graph.overlap(leaf, other) for other in self._graph.common(leaf).keys() - except_for)
-        return sum(both >= least and 2 * both >= deciding for both, deciding in pairs)
+        """How many switches most members have together with this one: ``least`` members at least, and a third of its
+        own, also without any one of them."""
+        graph, mine = self._graph, self._graph.degree(leaf)
+        pairs = (graph.overlap(leaf, other) for other in graph.common(leaf).keys() - except_for)
+        return sum(
+            both >= least and 2 * both >= deciding and (mine < MAJORITY or MAJORITY * (both - 1) >= mine)
+            for both, deciding in pairs
+        )
 
     def _covers(self, leaf: str, other: str) -> bool:
         """Of the members of ``other`` that decide, more than half have ``leaf`` too."""

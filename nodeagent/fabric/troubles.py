@@ -4,6 +4,9 @@ Links that went down within ``TOGETHER_S`` have one cause, so they are one troub
 one node. ``CLOCKS_S`` counts for a switch of which no link is up. An anomaly of a link that has a fault joins it. The
 verb ``trouble`` and the fabric map show this list.
 
+A node that is away (``away_nodes``) is a trouble that takes the faults of its links with it: they are as last reported.
+Several of one leaf group that went within ``AWAY_TOGETHER_S`` are one.
+
 A trouble has the pods that hold VFs of its links, or of its nodes where no link is named. An anomaly that only makes
 the tree wrong has none: the traffic of no pod suffers.
 """
@@ -12,15 +15,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from nodeagent.base.plain_text import few
+from nodeagent.fabric.away_nodes import UNREACHABLE
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
 from nodeagent.fabric.maintenance import Maintained, under_maintenance
+from nodeagent.fabric.node_lists import hostlist
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, UnplacedNode
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import STATE_LETTERS, shown
 from nodeagent.facts.remedies import remedy_for
 
+T = TypeVar("T")
 DOWN = frozenset(("down", "missing"))
 _DOWN_LETTERS = frozenset(STATE_LETTERS[state] for state in DOWN)
 TOGETHER_S = 2.0
@@ -29,7 +36,9 @@ CLOCKS_S = 300.0
 """Clocks of nodes differ by less; Kerberos refuses more."""
 TOGETHER_MIN = 3
 """The fewest links of one switch or node with one cause; two may be a coincidence, or one cable with two lanes."""
-_NAMES_MAX = 8
+AWAY_TOGETHER_S = 60.0
+"""The kubelet renews its Lease each 10 s, and the controller of nodes looks each 5 s: nodes that lost their power at
+once become Unknown within a quarter of a minute, or within a minute where the API server is slow."""
 _CABLES = frozenset((AnomalyKind.MISCABLED, AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP))
 _TREE_ALONE = frozenset(
     (
@@ -121,12 +130,14 @@ def troubles(
     ``to_unix`` makes Unix time of the planner's clock. Planned work whose time is over ``at`` this Unix time is none.
     ``held`` gives the pods of troubles that are no fault of a link, ``job_of`` their jobs.
     """
-    outcome = plan.outcome
-    faults = [fault for of_node in plan.levels.faults.values() for fault in of_node]
+    outcome, away = plan.outcome, plan.away
+    faults = [fault for of_node in plan.levels.faults.values() for fault in of_node if fault.node not in away]
     cables: dict[tuple[str, str], list[Anomaly]] = {}
     for anomaly in outcome.anomalies:
+        if anomaly.kind is AnomalyKind.HOST_SILENT and anomaly.node in away:
+            continue
         cables.setdefault((anomaly.node, anomaly.link), []).append(anomaly)
-    found: list[FabricTrouble] = []
+    found: list[FabricTrouble] = [*_of_away_nodes(plan, held)]
     together: set[tuple[str, str]] = set()
     cut_off: set[str] = set()
     for of_switch, one_cause in _one_cause(faults, _alive(plan)):
@@ -143,6 +154,7 @@ def troubles(
     for anomaly in (anomaly for same in cables.values() for anomaly in same):
         seen = (plan.memory.anomalies or {}).get(anomaly.place)
         found.append(_of_anomaly(anomaly, None if seen is None else to_unix + seen, held))
+    cut_off |= away.keys()
     found += (_of_unplaced(unplaced, held) for unplaced in outcome.unplaced if unplaced.node not in cut_off)
     if plan.levels.more_faults:
         found.append(_more(plan.levels.more_faults))
@@ -167,11 +179,12 @@ def with_jobs(one: FabricTrouble, job_of: JobOf) -> FabricTrouble:
 
 def _with_maintenance(one: FabricTrouble, maintained: Maintained, at: float) -> FabricTrouble:
     """A trouble of which only some links are under maintenance says how many: the others need somebody now."""
-    places = one.links or ((one.where, ""),)
+    what = "links" if one.links else "nodes"
+    places = one.links or tuple((node, "") for node in one.nodes) or ((one.where, ""),)
     found = [entry for place in places if (entry := under_maintenance(maintained, *place, at)) is not None]
     if not found:
         return one
-    some = f"{len(found)} of {len(places)} links: " if len(found) < len(places) else ""
+    some = f"{len(found)} of {len(places)} {what}: " if len(found) < len(places) else ""
     return one._replace(maintenance=f"{some}{found[0].sentence}")
 
 
@@ -205,22 +218,66 @@ def _one_cause(faults: Sequence[LinkFault], alive: Container[str]) -> Iterator[t
                 groups.setdefault(key, []).append(fault)
         for group in groups.values():
             is_dead = of_switch and group[0].switch not in alive
-            for same in _bursts(group, CLOCKS_S if is_dead else TOGETHER_S):
+            for same in _bursts(group, CLOCKS_S if is_dead else TOGETHER_S, lambda fault: fault.since or 0.0):
                 if len({(fault.node if of_switch else fault.link) for fault in same}) >= TOGETHER_MIN:
                     yield of_switch, same
                     taken.update((fault.node, fault.link) for fault in same)
 
 
-def _bursts(faults: Iterable[LinkFault], within_s: float) -> Iterator[list[LinkFault]]:
+def _bursts(faults: Iterable[T], within_s: float, since: Callable[[T], float]) -> Iterator[list[T]]:
     """``faults`` in the order of their times, divided where more than ``within_s`` passed since the first."""
-    burst: list[LinkFault] = []
+    burst: list[T] = []
     for fault in faults:
-        if burst and (fault.since or 0.0) - (burst[0].since or 0.0) > within_s:
+        if burst and since(fault) - since(burst[0]) > within_s:
             yield burst
             burst = []
         burst.append(fault)
     if burst:
         yield burst
+
+
+def _of_away_nodes(plan: Plan, held: HeldOn) -> Iterator[FabricTrouble]:
+    """A trouble for each node that is away, or for several of one leaf group that went at once."""
+    groups: dict[str, list[str]] = {}
+    for node in sorted(plan.away, key=lambda node: (plan.away[node].since or 0.0, node)):
+        groups.setdefault(plan.nodes.place.get(node, ""), []).append(node)
+    for group, nodes in groups.items():
+        for same in _bursts(nodes, AWAY_TOGETHER_S, lambda node: plan.away[node].since or 0.0):
+            if group and len(same) >= TOGETHER_MIN:
+                yield _away_at_once(plan, group, same, held)
+            else:
+                yield from (_away(plan, node, held) for node in same)
+
+
+def _away(plan: Plan, node: str, held: HeldOn) -> FabricTrouble:
+    away, faults = plan.away[node], plan.levels.faults.get(node, ())
+    links = "; ".join(few([f"{shown(fault.link)} {fault.state}" for fault in faults]))
+    last = f"its links are as last reported{f' ({links})' if links else ''}"
+    if away.why == UNREACHABLE:
+        remedy = (
+            f"check its power, its console (BMC) and its management network: kubectl describe node {node}"
+        )
+    else:
+        remedy = f"read what its kubelet says: kubectl describe node {node}"
+    pods = tuple(sorted(held(node)))
+    return FabricTrouble(
+        away.word, node, away.since, (), (away.why,), (away.detail, last), pods, remedy, nodes=(node,)
+    )
+
+
+def _away_at_once(plan: Plan, group: str, nodes: Sequence[str], held: HeldOn) -> FabricTrouble:
+    first = plan.away[nodes[0]]
+    return FabricTrouble(
+        f"{len(nodes)} nodes went away at once",
+        group,
+        first.since,
+        (),
+        tuple(sorted({plan.away[node].why for node in nodes})),
+        (hostlist(sorted(nodes)), first.detail, "their links are as last reported"),
+        tuple(sorted({pod for node in nodes for pod in held(node)})),
+        "check what they share: the power of the rack, its management switch",
+        nodes=tuple(sorted(nodes)),
+    )
 
 
 def _joint(faults: Sequence[LinkFault], *, of_switch: bool) -> FabricTrouble:
@@ -299,10 +356,3 @@ def _of_unplaced(unplaced: UnplacedNode, held: HeldOn) -> FabricTrouble:
 def _more(nodes: int) -> FabricTrouble:
     what = f"links of {nodes} more nodes have a fault: {FAULTS_MAX} faults are kept with their reasons"
     return FabricTrouble(what, "the fabric", None, (), (), (), (), "mend what is listed; the rest follows")
-
-
-def few(texts: Sequence[str]) -> list[str]:
-    """The first ``_NAMES_MAX``, and how many more there are."""
-    if len(texts) <= _NAMES_MAX:
-        return [*texts]
-    return [*texts[:_NAMES_MAX], f"and {len(texts) - _NAMES_MAX} more"]

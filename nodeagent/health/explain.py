@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from nodeagent.facts.model import Health, Reason, State, UnusableGpu
+from nodeagent.facts.remedies import remedy_for
 from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.hold import Hold
 from nodeagent.health.judge import JudgedDevice
@@ -42,7 +43,8 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     """A PF or a GPU. ``watched``: it has passed the gate, so that a missing link is a fault. ``stale_sources``: the
     sources whose samples are stale, with the JSON key ``silent``. ``not_given``: the counters of unknown rules that no
     source gives. ``nic``: the name by its rail. ``offered``: whether a resource or a claim has devices of it, so that
-    ``allocatable`` is what the kubelet or the scheduler is told."""
+    ``allocatable`` is what the kubelet or the scheduler is told. ``remedy``: the first thing to do about its reasons.
+    ``pods``: those that hold devices of it, ``namespace/pod``."""
 
     device: str
     name: str
@@ -59,6 +61,8 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     netdev: str | None = None
     rdma: str | None = None
     offered: bool = True
+    remedy: str = ""
+    pods: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -77,6 +81,8 @@ def explain_nics(
         stale_sources = tuple(source.value for source in nic.history.stale())
         rdma, name = nic.function.rdma, names.get(nic.address)
         view = msgspec.structs.replace(view, nic=name, netdev=nic.netdev, rdma=rdma.device if rdma else None)
+        remedy = remedy_of_device(view.reasons, nic.netdev or name or nic.address)
+        view = msgspec.structs.replace(view, remedy=remedy)
         missing = _not_given(nic, {rule.rule for rule in view.rules if rule.phase == "unknown"})
         views.append(msgspec.structs.replace(view, stale_sources=stale_sources, not_given=missing))
     return tuple(sorted(views, key=lambda view: (-gravity(view.state), view.device)))
@@ -108,6 +114,7 @@ def explain_unusable(gpus: Iterable[UnusableGpu]) -> tuple[DeviceView, ...]:
             watched=False,
             for_s=None,
             reasons=gpu.health.reasons,
+            remedy=remedy_of_device(gpu.health.reasons, f"GPU at {gpu.place}"),
         )
         for gpu in gpus
     )
@@ -123,8 +130,15 @@ def _device(device: JudgedDevice, key: str, name: str, health: Health, now: floa
         watched=device.watched,
         for_s=None if device.changed_at is None else max(0.0, now - device.changed_at),
         reasons=health.reasons,
+        remedy=remedy_of_device(health.reasons, name),
         rules=tuple(_rules(device, {reason.key for reason in health.reasons}, now)),
     )
+
+
+def remedy_of_device(reasons: Iterable[Reason], device: str) -> str:
+    """The first thing to do, with the name of the device; empty without a reason."""
+    keys = [reason.key for reason in reasons]
+    return remedy_for(keys, device) if keys else ""
 
 
 def _rules(device: JudgedDevice, shown: set[str], now: float) -> Iterable[RuleView]:

@@ -327,11 +327,17 @@ class HealthService:
         return (*explain_nics(self.nics, self._nic_health, now, names), *gpus)
 
     def explain_json(
-        self, names: Mapping[str, str] = MappingProxyType({}), offered: Collection[str] | None = None
+        self,
+        names: Mapping[str, str] = MappingProxyType({}),
+        offered: Collection[str] | None = None,
+        pods: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> bytes:
         """Return ``explain`` as a JSON array, for the page /health. ``offered``: the devices that are, where it is
-        known."""
-        views = self.explain(names)
+        known. ``pods``: those that hold devices of a PF or GPU."""
+        views = tuple(
+            msgspec.structs.replace(view, pods=pods[view.device]) if view.device in pods else view
+            for view in self.explain(names)
+        )
         if offered is not None:
             views = tuple(msgspec.structs.replace(view, offered=view.device in offered) for view in views)
         return msgspec.json.encode(views) + b"\n"

@@ -68,6 +68,11 @@ class DeviceKind(msgspec.Struct, frozen=True):
         """The GPU memory of one device; ``None`` if a device is not a share of memory."""
         return None
 
+    @property
+    def number(self) -> int | None:
+        """The index of the one GPU that has this resource, if the name of the resource has it."""
+        return None
+
     def resized(self, device_mib: int) -> DeviceKind:  # noqa: ARG002
         """Return this kind with devices of another size; a kind without a size returns itself."""
         return self
@@ -97,6 +102,10 @@ class DeviceKind(msgspec.Struct, frozen=True):
     def selects(self, snapshot: Snapshot) -> bool:
         """Whether the configuration selects any PF or GPU of this machine."""
         raise NotImplementedError
+
+    def lacking(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
+        """Return why this node cannot keep programs within their share as configured, if it cannot."""
+        return None
 
     def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
         """Return why the kubelet would refuse the device list, if it would."""

@@ -123,7 +123,7 @@ def cdi_devices(snapshot: Snapshot) -> cdi.CdiDevices:
 
 NO_DRIVER = (
     f"no {cdi.DRIVER_LIBRARY} was found, which each container needs: name the folder of the driver's libraries in "
-    "gpu.driverRoot and mount it (docs/hosts.md), or let NVIDIA's container toolkit write a CDI spec (nvidia-ctk cdi "
+    "gpu.driverRoot and mount it (docs/install.md), or let NVIDIA's container toolkit write a CDI spec (nvidia-ctk cdi "
     "generate)"
 )
 

@@ -1,6 +1,6 @@
 """Settings of the resources: which PFs, VFs and GPUs are offered, under which names, and which VFs are created."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from nodeagent.config.setting import (
     MigTemplate,
     Model,
     Name,
+    NetdevGlob,
     PciAddress,
     Rate,
     Settings,
@@ -33,15 +34,37 @@ Preferred = Literal["pack", "spread", "nic-affinity"]
 Mode = Literal["devicePlugin", "dra"]
 NO_MODE = {"mode": "kinds gpu-mem, vf and mig have it; device plugins alone offer whole GPUs"}
 OTHER_GPUS = "let the two resources select different GPUs"
+OF_SRIOVDP = {
+    "rootDevices": "here it is pciAddresses, of the PFs",
+    "pfNames": 'here it is netdevs, and ens1f0#0-3 is netdevs: [ens1f0] with vfIndexes: ["0-3"]',
+    "isRdma": "here it is vfDriver: rdma, beside select",
+    "needVhostNet": "leave it out: a VF's vhost node is passed on if it exists",
+    "vdpaType": "leave it out: a VF's vDPA device is passed on if it exists",
+    "acpiIndexes": "nodeagent selects by pciAddresses or netdevs instead",
+    "ddpProfiles": "nodeagent does not select by it",
+    "pKeys": "nodeagent does not select by it",
+    "auxTypes": "nodeagent offers VFs, and no auxiliary devices",
+}
+"""Selectors of sriov-network-device-plugin (pkg/types/types.go)."""
+SELECTORS = {
+    "resourceName": "here it is name; the part before the slash is resourcePrefix, beside resources",
+    "resourcePrefix": "it is a setting of the file, beside resources: all resources have one prefix",
+    "selectors": "here it is select",
+    "deviceType": "here it is kind",
+    "additionalInfo": "nodeagent has no such setting",
+    "excludeTopology": "nodeagent has no such setting: it reports the NUMA node if the kernel has one",
+}
+"""Settings of a resource of sriov-network-device-plugin (pkg/types/types.go)."""
 NAME_GPUS = (
     'must name the GPUs by uuids, indexes, pciAddresses or models; pciAddresses: ["*"] names all of them'
 )
 NAME_PFS = 'must name some PFs; pciAddresses: ["*"] names all of them'
-NO_GPU = "nothing is offered: no GPU is selected"
 
 
 class PfSelect(Settings, frozen=True, kw_only=True):
     """Which PFs are selected: PFs that match every list that is not empty."""
+
+    misplaced: ClassVar[Mapping[str, str]] = OF_SRIOVDP
 
     vendors: Annotated[tuple[Hex4, ...], listed("PCI vendor IDs, four hex digits: 15b3.")] = ()
     devices: Annotated[tuple[Hex4, ...], listed("PCI device IDs of the PF, four hex digits: 1021.")] = ()
@@ -49,7 +72,7 @@ class PfSelect(Settings, frozen=True, kw_only=True):
     pci_addresses: Annotated[
         tuple[PciAddress, ...], listed("Globs on the PF's PCI address in the long form: 0000:1a:00.0.")
     ] = ()
-    netdevs: Annotated[tuple[Glob, ...], listed("Globs on the name of the PF's netdev: ens*np0.")] = ()
+    netdevs: Annotated[tuple[NetdevGlob, ...], listed("Globs on the name of the PF's netdev: ens*np0.")] = ()
     link_types: Annotated[tuple[LinkType, ...], listed("Link types of the PF.")] = ()
     exclude: Annotated[
         tuple[Glob, ...], listed("Globs on the netdev's name or the PCI address of PFs to leave out.")
@@ -93,14 +116,44 @@ class GpuSelect(Settings, frozen=True, kw_only=True):
     models: Annotated[tuple[Model, ...], listed("Globs on the product name: *H100*.")] = ()
 
 
-class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"):
+class ResourceEntry(Settings, frozen=True, kw_only=True):
+    """An entry of any kind, which has a name and a selection too."""
+
+    source: ClassVar[str]
+    """The source of the facts: ``pci``, ``gpus``."""
+    pool: ClassVar[str]
+    """The pool of its devices for claims: ``gpu``, ``mig``, ``nic``."""
+    apart: ClassVar[str]
+    """How to mend two entries that select one device."""
+    may_be_empty: ClassVar[bool] = False
+    """Whether its devices come while the agent runs."""
+
+    @property
+    def vf_devices(self) -> bool:
+        """Whether each VF is a device for claims."""
+        return False
+
+    @property
+    def by_claim(self) -> bool:
+        """Whether claims allocate its devices; otherwise the kubelet does."""
+        return False
+
+
+class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="vf"):
     """SR-IOV VFs. A device's ID is the PCI address of the VF."""
 
+    misplaced: ClassVar[Mapping[str, str]] = SELECTORS | {
+        "vfIndexes": "it is a list of select",
+        **dict.fromkeys(
+            ("vendors", "devices", "drivers", "pciAddresses", "netdevs", "rdma", "linkTypes"),
+            "it is a list of select",
+        ),
+    }
+
+    source: ClassVar[str] = "pci"
+    pool: ClassVar[str] = "nic"
+
     apart: ClassVar[str] = "separate the two resources by select, vfIndexes or vfDriver"
-    nothing_selected: ClassVar[str] = (
-        "nothing is offered: no PF that it selects supports SR-IOV, has a link and does not carry the default route "
-        "(select.defaultRoute)"
-    )
 
     name: Annotated[
         VfTemplate,
@@ -158,12 +211,17 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
         ),
     ] = "nodes"
 
+    @property
+    def by_claim(self) -> bool:
+        return self.mode == "dra"
 
-class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
+
+class GpuMemResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
     """Slices of GPU memory. All slices of a container are on one GPU, and those of several resources on several."""
 
+    source: ClassVar[str] = "gpus"
+    pool: ClassVar[str] = "gpu"
     apart: ClassVar[str] = OTHER_GPUS
-    nothing_selected: ClassVar[str] = NO_GPU
 
     name: Annotated[
         GpuTemplate,
@@ -245,13 +303,18 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
         ),
     ] = "auto"
 
+    @property
+    def by_claim(self) -> bool:
+        return self.mode == "dra"
 
-class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
+
+class GpuResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
     """Whole GPUs. A GPU offered here must not be offered in slices."""
 
     misplaced: ClassVar[Mapping[str, str]] = NO_MODE
+    source: ClassVar[str] = "gpus"
+    pool: ClassVar[str] = "gpu"
     apart: ClassVar[str] = OTHER_GPUS
-    nothing_selected: ClassVar[str] = NO_GPU
 
     name: Annotated[Name, setting("Name of the resource.")] = "gpu"
     select: Annotated[
@@ -266,12 +329,14 @@ class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gp
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
 
 
-class MigResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="mig"):
+class MigResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="mig"):
     """MIG devices of the GPUs in MIG mode. They are found while the agent runs, or made for claims. Slices and whole
     GPUs leave these GPUs out."""
 
+    source: ClassVar[str] = "gpus"
+    pool: ClassVar[str] = "mig"
     apart: ClassVar[str] = OTHER_GPUS
-    nothing_selected: ClassVar[str] = "nothing is offered: no selected GPU has a MIG device"
+    may_be_empty: ClassVar[bool] = True
 
     name: Annotated[
         MigTemplate,
@@ -293,6 +358,10 @@ class MigResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="mi
     select: Annotated[GpuSelect, setting("Which GPUs; without any list, all GPUs.")] = GpuSelect()
     device_list_strategy: Annotated[_Strategy, setting("As for gpu-mem.")] = "cdi"
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
+
+    @property
+    def by_claim(self) -> bool:
+        return self.mode == "dra"
 
 
 class ExpectSettings(Settings, frozen=True, kw_only=True):
@@ -316,6 +385,21 @@ class ExpectSettings(Settings, frozen=True, kw_only=True):
 
 
 ResourceSettings = VfResource | GpuMemResource | GpuResource | MigResource
+
+
+def vf_entries(resources: Iterable[ResourceSettings]) -> tuple[VfResource, ...]:
+    """Return the entries of network functions, which have rails."""
+    return tuple(entry for entry in resources if isinstance(entry, VfResource))
+
+
+def memory_entries(resources: Iterable[ResourceSettings]) -> tuple[GpuMemResource, ...]:
+    """Return the entries of GPU memory, which has slices and a level of enforcement."""
+    return tuple(entry for entry in resources if isinstance(entry, GpuMemResource))
+
+
+def mig_entries(resources: Iterable[ResourceSettings]) -> tuple[MigResource, ...]:
+    """Return the entries of MIG devices, which need GPUs in MIG mode."""
+    return tuple(entry for entry in resources if isinstance(entry, MigResource))
 
 
 class VfsEntry(Settings, frozen=True, kw_only=True):

@@ -275,6 +275,11 @@ def _devices(
     )
 
 
+def placed_memory(kinds: Iterable[DeviceKind]) -> GpuMemory | None:
+    """Return the GPU memory whose places Volcano's deviceshare chooses; ``None`` if no entry has ``volcano``."""
+    return next((kind.memory for kind in kinds if isinstance(kind, VgpuPlaces)), None)
+
+
 def granted_shares(snapshot: Snapshot) -> Iterator[VgpuShare]:
     """Yield the shares of the pods that hold places on the GPU."""
     yield from (share for share in snapshot.vgpu_shares if _holds(snapshot, share))

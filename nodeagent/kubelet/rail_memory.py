@@ -34,10 +34,12 @@ from nodeagent.base.bounded_calls import within
 from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.facts.model import HEALTHY, Function, Snapshot
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import offers_vfs_of
 from nodeagent.kinds.rail_numbers import Numbering, Rail, Rails, Selection
-from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
+from nodeagent.kinds.resource_settings import (
+    ResourceSettings,
+    vf_entries,
+)
 from nodeagent.sources.pci_source import PciFacts
 
 log = logging.getLogger(__name__)
@@ -129,7 +131,7 @@ class RailMemory:
 
     def known_nics(self, resources: Iterable[ResourceSettings]) -> PciFacts:
         """Return the NICs of an earlier agent that are selected now, as missing until the machine is read."""
-        entries = [entry for entry in resources if isinstance(entry, VfResource)]
+        entries = vf_entries(resources)
         nics = [nic for nic in self.content.nics if any(offers_vfs_of(entry, nic.pf) for entry in entries)]
         functions = [replace(function, missing=True) for nic in nics for function in (nic.pf, *nic.vfs)]
         identities = {
@@ -290,8 +292,7 @@ class RailMemory:
         }
         for kind in kinds:
             # The index of a GPU may change without a change of the configuration.
-            numbered = isinstance(kind, GpuMemory) and kind.number is not None
-            if kind.source == "pci" or numbered:
+            if kind.source == "pci" or kind.number is not None:
                 names.setdefault(kind.resource, set()).update(kind.hardware(snapshot))
         return {name: tuple(sorted(ids)) for name, ids in names.items() if ids}
 

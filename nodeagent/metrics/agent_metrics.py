@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nodeagent import __version__
 from nodeagent.measurements.reader_status import ReaderStatus
-from nodeagent.measurements.sample import Source
 from nodeagent.metrics.computed_family import ComputedFamily, by_key, computed, single
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import Series
@@ -22,18 +21,6 @@ def _rpc_duration(shown: ScrapeInput) -> Iterator[Series]:
             yield (method, bound), count
         yield (method, "sum"), durations.sum_s
         yield (method, "count"), buckets[-1][1]
-
-
-def _rail_round_trip(shown: ScrapeInput) -> Iterator[Series]:
-    names = {link.pci_address: link.netdev for link in shown.snapshot.links}
-    for sample in shown.samples:
-        if sample.source == Source.RAILS:
-            device = names.get(sample.device, sample.device)
-            for name, count in sample.values.items():
-                head, _, bound = name.partition("/")
-                if head == "rail_rtt":
-                    yield (device, bound), count
-            yield (device, "count"), sample.values.get("rail_rtt/+Inf", 0)
 
 
 def _registered(shown: ScrapeInput) -> Iterator[Series]:
@@ -139,8 +126,6 @@ AGENT_FAMILIES: tuple[ComputedFamily[ScrapeInput], ...] = (
     computed("build_info", "version", "The version of the agent; always 1.", lambda _: [((__version__,), 1)]),
     computed("rpc_duration_seconds", "method,le", "Time to answer a call of the kubelet.",
         _rpc_duration, histogram=True),
-    computed("rail_round_trip_seconds", "device,le", "Round trips of small probes, without the time in the hosts.",
-        _rail_round_trip, histogram=True),
     computed("rpcs_total", "resource,method,result", "Calls of the kubelet by gRPC result.",
         lambda shown: sorted(shown.rpc_stats.calls.items())),
     computed("claims_prepared", "", "ResourceClaims whose devices the agent holds for pods (mode dra).",

@@ -47,6 +47,8 @@ class ControllerInput(msgspec.Struct, frozen=True):
     configuration_fault: str = ""
     maintenance: Mapping[tuple[str, str, str, str], float] = {}
     """When planned work ends (Unix time), by Node, link, netdev and PCI address."""
+    away: Mapping[tuple[str, str, str], float] = {}
+    """Since when nodes are away (Unix time), by Node, leaf group and why."""
 
 
 FeatureFamilies = tuple[Iterable[ComputedFamily[Any]], object]
@@ -157,7 +159,10 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
     computed("maintenance_end_timestamp_seconds", "node,link,device,pci_address",
         "When the maintenance of a link ends, or that of the whole node (no link); absent after it.",
         lambda shown: shown.maintenance.items()),
+    computed("node_away_start_timestamp_seconds", "node,hypernode,why",
+        "Since when a node with a report is away: its condition Ready is not True, so what it reported is old.",
+        lambda shown: shown.away.items()),
     computed("task_restarts_total", "task", "Tasks of the controller that failed and were restarted.",
         lambda shown: by_key(shown.restarts)),
 )  # fmt: skip
-"""In the order of the page; those of features follow (``nodeagent/feature_tables.py``)."""
+"""In the order of the page; those of features follow (``nodeagent/controller_features.py``)."""

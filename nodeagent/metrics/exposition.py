@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import chain, islice
 
 from msgspec.structs import replace
@@ -17,15 +17,11 @@ from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import SAMPLED
 from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
+from nodeagent.metrics.computed_family import ComputedFamily
 from nodeagent.metrics.fact_metrics import FACT_FAMILIES
 from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
 from nodeagent.metrics.text_format import header, series
 
-CATALOG: dict[str, Family] = {
-    family.name: family
-    for family in (*SAMPLED, *(one.family for one in FACT_FAMILIES), *(one.family for one in AGENT_FAMILIES))
-}
-"""Every metric family of the agent, in the order of the page."""
 PIECE = 1000
 """Lines rendered before other tasks may run: about half a millisecond."""
 EXPOSITION_KEPT_MAX = 10_000
@@ -49,9 +45,16 @@ _Block = tuple[Family, str, int]
 class Exposition:
     """Renders one page at a time, and keeps for the next one what depends on the facts alone."""
 
-    def __init__(self, series_max: int, left_out: Container[str] = ()) -> None:
-        """``left_out``: names of measurements that are not exported."""
+    def __init__(
+        self,
+        series_max: int,
+        left_out: Container[str] = (),
+        further: Iterable[ComputedFamily[ScrapeInput]] = (),
+    ) -> None:
+        """``left_out``: names of measurements that are not exported. ``further`` families are computed at each scrape,
+        as those of the agent."""
         self._series_max, self._left_out = series_max, left_out
+        self._live = (*AGENT_FAMILIES, *further)
         self._facts: FactIndex | None = None
         self._shown: dict[str, dict[str, _Shown | tuple[()]]] = {}
         self._fact_blocks: list[_Block] = []
@@ -79,7 +82,7 @@ class Exposition:
         self._facts, self._shown, self._fact_blocks = facts, known, blocks
         sampled = (self._block(family, lines[family.name]) for family in SAMPLED)
         live_input = replace(shown, facts=facts, dropped=self.dropped)
-        live = (self._block(one.family, one.lines(live_input)) for one in AGENT_FAMILIES)
+        live = (self._block(one.family, one.lines(live_input)) for one in self._live)
         piece: list[str] = []
         waiting = 0
         for family, text, dropped in chain(sampled, blocks, live):

@@ -9,7 +9,9 @@ from nodeagent.dra.offered import OfferedPools, held_by_claims, without_plugin_h
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
+from nodeagent.kinds.resource_settings import (
+    ResourceSettings,
+)
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.slice_sizes import SliceSizes
@@ -106,17 +108,16 @@ def _missing_source(offer: Offer, kind: DeviceKind, snapshot: Snapshot, inventor
 
 def _counts_gpus(entry: ResourceSettings) -> bool:
     """Whether it takes GPUs by index: the PCI bus shows those that the driver does not count."""
-    return not isinstance(entry, VfResource) and ("{gpu}" in entry.name or bool(entry.select.indexes))
+    return "{gpu}" in entry.name or bool(getattr(entry.select, "indexes", ()))
 
 
 def _unnamed(offer: Offer, snapshot: Snapshot, inventory: Inventory) -> Iterator[Withheld]:
     """Yield the entries whose resources get their names from PFs or GPUs that are not known yet."""
     for entry in offer.config.resources:
-        source = "pci" if isinstance(entry, VfResource) else "gpus"
         if "{" not in entry.name:
             continue
-        if not inventory.has_published(source):
-            yield Withheld(entry.name, _why_missing(source, snapshot))
+        if not inventory.has_published(entry.source):
+            yield Withheld(entry.name, _why_missing(entry.source, snapshot))
         elif offer.awaits_holdings(entry):
             why = "the file of the rails is gone, and what pods hold, which decides the numbers, is not known yet"
             cause = (entry.reason for entry in snapshot.stale_sources if entry.source == "pods")

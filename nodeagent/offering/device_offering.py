@@ -20,7 +20,9 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Rails
-from nodeagent.kinds.resource_settings import GpuMemResource
+from nodeagent.kinds.resource_settings import (
+    memory_entries,
+)
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
@@ -138,8 +140,7 @@ class DeviceOffering:
 
     def mps_kinds(self) -> tuple[DeviceKind, ...]:
         """The resources that are shared through MPS, also those that are withheld now: their pods run on."""
-        entries = (entry for entry in self.config.resources if isinstance(entry, GpuMemResource))
-        if all(entry.enforcement != "mps" for entry in entries):
+        if all(entry.enforcement != "mps" for entry in memory_entries(self.config.resources)):
             return ()
         snapshot = self._inventory.snapshot
         by_claim = (device.kind for device in self._offer.dra_devices(snapshot))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from nodeagent.facts import cdi
@@ -13,57 +15,66 @@ from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import selected_gpus
 from nodeagent.kinds.mig import MigDevices, MigPlaces, resource_part
 from nodeagent.kinds.mps_clients import MpsShares
-from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource
+from nodeagent.kinds.resource_settings import (
+    GpuMemResource,
+    GpuResource,
+    MigResource,
+    ResourceSettings,
+)
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, VgpuParts, VgpuPlaces
 from nodeagent.kinds.whole_gpu import WholeGpus
 
 
-def gpu_kinds(
-    entry: GpuMemResource | GpuResource | MigResource,
-    snapshot: Snapshot,
-    taken: frozenset[str],
-    prefix: str,
-    *,
-    own_cdi: bool,
-    mps: MpsShares,
-) -> Iterator[DeviceKind]:
-    """Yield the kinds of the GPUs that the entry selects, without those that earlier entries have ``taken``.
+class GpuContext(msgspec.Struct, frozen=True):
+    """Facts and settings that the kinds of GPUs are made of, beside their entry.
 
-    ``prefix`` is the part of the names before the slash. ``own_cdi``: the agent may write CDI specs. ``mps``: how
-    shares are granted through MPS daemons.
+    GPUs that earlier entries have ``taken`` are left out. ``prefix`` is the part of the names before the slash.
+    ``own_cdi``: the agent may write CDI specs. ``mps``: how shares are granted through MPS daemons.
     """
-    selected = frozenset(gpu.uuid for gpu in selected_gpus(entry.select, snapshot.gpus))
-    if isinstance(
-        entry, MigResource
-    ):  # an entry of slices that has the same GPUs leaves those in MIG mode out
-        kinds = _mig_places if entry.mode == "dra" else _mig_kinds
-        yield from kinds(entry, selected, snapshot, prefix, own_cdi=own_cdi)
-        return
-    uuids = selected - taken
-    ours = own_cdi and not uuids <= snapshot.paths.vendor_gpus
-    cdi_kind = cdi.GPU_KIND if ours else gpu_access.NVIDIA_CDI_KIND
-    if isinstance(entry, GpuResource):
-        yield WholeGpus(
-            f"{prefix}/{entry.name}",
-            uuids,
-            strategy=entry.device_list_strategy,
-            pass_device_nodes=entry.pass_device_nodes,
-            cdi_kind=cdi_kind,
-            control_nodes=snapshot.paths.gpu_nodes,
-        )
-        return
+
+    snapshot: Snapshot
+    taken: frozenset[str]
+    prefix: str
+    own_cdi: bool
+    mps: MpsShares
+
+    def cdi_kind(self, uuids: Collection[str]) -> str:
+        """Return the CDI kind of these GPUs or MIG devices: the agent's unless a vendor's spec has all of them."""
+        ours = self.own_cdi and not self.snapshot.paths.vendor_gpus.issuperset(uuids)
+        return cdi.GPU_KIND if ours else gpu_access.NVIDIA_CDI_KIND
+
+
+def gpu_kinds(entry: ResourceSettings, context: GpuContext) -> Iterator[DeviceKind]:
+    """Yield the kinds of the GPUs that the entry selects."""
+    return _MAKERS[type(entry)](entry, context)
+
+
+def _whole_gpus(entry: GpuResource, context: GpuContext) -> Iterator[WholeGpus]:
+    uuids = _selected(entry, context) - context.taken
+    yield WholeGpus(
+        f"{context.prefix}/{entry.name}",
+        uuids,
+        strategy=entry.device_list_strategy,
+        pass_device_nodes=entry.pass_device_nodes,
+        cdi_kind=context.cdi_kind(uuids),
+        control_nodes=context.snapshot.paths.gpu_nodes,
+    )
+
+
+def _memory(entry: GpuMemResource, context: GpuContext) -> Iterator[DeviceKind]:
+    uuids, snapshot = _selected(entry, context) - context.taken, context.snapshot
     memory = GpuMemory(
-        f"{prefix}/{entry.name}",
+        f"{context.prefix}/{entry.name}",
         uuids,
         slice_mib=entry.slice_mib,
         reserved_mib=entry.reserved_mib,
         strategy=entry.device_list_strategy,
         pass_device_nodes=entry.pass_device_nodes,
-        cdi_kind=cdi_kind,
+        cdi_kind=context.cdi_kind(uuids),
         control_nodes=snapshot.paths.gpu_nodes,
         enforcement=entry.enforcement,
         preferred=entry.preferred,
-        mps=mps if entry.enforcement == "mps" else None,
+        mps=context.mps if entry.enforcement == "mps" else None,
     )
     if entry.volcano:
         yield VgpuPlaces(replace(memory, resource=NUMBER))
@@ -79,41 +90,54 @@ def gpu_kinds(
             yield replace(memory, resource=resource, gpus=frozenset((gpu.uuid,)), number=gpu.index)
 
 
-def _mig_kinds(
-    entry: MigResource, uuids: frozenset[str], snapshot: Snapshot, prefix: str, *, own_cdi: bool
-) -> Iterator[MigDevices]:
-    """Yield one kind for each profile, by name. Its CDI kind is the agent's unless a vendor's spec has all of them."""
+def _mig(entry: MigResource, context: GpuContext) -> Iterator[DeviceKind]:
+    """Yield kinds of GPUs that other entries may have too: an entry of slices leaves those in MIG mode out."""
+    return _mig_places(entry, context) if entry.by_claim else _mig_devices(entry, context)
+
+
+def _mig_devices(entry: MigResource, context: GpuContext) -> Iterator[MigDevices]:
+    """Yield one kind for each profile, by name."""
+    uuids, snapshot = _selected(entry, context), context.snapshot
     by_profile: dict[str, set[str]] = {}
     for gpu in snapshot.gpus:
         if gpu.mig and gpu.uuid in uuids:
             for device in gpu.mig_devices:
                 by_profile.setdefault(device.profile, set()).add(device.uuid)
     for profile, devices in sorted(by_profile.items()):
-        ours = own_cdi and not devices <= snapshot.paths.vendor_gpus
         yield MigDevices(
-            f"{prefix}/{entry.name.replace('{profile}', resource_part(profile))}",
+            f"{context.prefix}/{entry.name.replace('{profile}', resource_part(profile))}",
             uuids,
             profile=profile,
             strategy=entry.device_list_strategy,
             pass_device_nodes=entry.pass_device_nodes,
-            cdi_kind=cdi.GPU_KIND if ours else gpu_access.NVIDIA_CDI_KIND,
+            cdi_kind=context.cdi_kind(devices),
             control_nodes=snapshot.paths.gpu_nodes,
         )
 
 
-def _mig_places(
-    entry: MigResource, uuids: frozenset[str], snapshot: Snapshot, prefix: str, *, own_cdi: bool
-) -> Iterator[MigPlaces]:
-    """Yield one kind for each profile that a selected GPU can make, by size. Its CDI kind is that of the GPU."""
+def _mig_places(entry: MigResource, context: GpuContext) -> Iterator[MigPlaces]:
+    """Yield one kind for each profile that a selected GPU can make, by size. Its CDI kind is that of the GPUs."""
+    uuids, snapshot = _selected(entry, context), context.snapshot
     by_profile: dict[str, tuple[int, set[str]]] = {}
     for gpu in snapshot.gpus:
         for profile in gpu.mig_profiles if gpu.uuid in uuids else ():
             by_profile.setdefault(profile.name, (profile.memory_mib, set()))[1].add(gpu.uuid)
     for name, (_, gpus) in sorted(by_profile.items(), key=lambda it: (it[1][0], it[0])):
-        ours = own_cdi and not gpus <= snapshot.paths.vendor_gpus
         yield MigPlaces(
-            f"{prefix}/{entry.name.replace('{profile}', resource_part(name))}",
+            f"{context.prefix}/{entry.name.replace('{profile}', resource_part(name))}",
             frozenset(gpus),
             profile=name,
-            cdi_kind=cdi.GPU_KIND if ours else gpu_access.NVIDIA_CDI_KIND,
+            cdi_kind=context.cdi_kind(gpus),
         )
+
+
+def _selected(entry: GpuMemResource | GpuResource | MigResource, context: GpuContext) -> frozenset[str]:
+    return frozenset(gpu.uuid for gpu in selected_gpus(entry.select, context.snapshot.gpus))
+
+
+_MAKERS: Mapping[type[ResourceSettings], Callable[[Any, GpuContext], Iterator[DeviceKind]]] = {
+    GpuMemResource: _memory,
+    GpuResource: _whole_gpus,
+    MigResource: _mig,
+}
+"""The kinds of each entry of GPUs."""

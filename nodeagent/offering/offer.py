@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.dra.device_attributes import VALUE_MAX
-from nodeagent.dra.devices import GPU, MIG, NIC, DraDevice, MigPlace, devices_of, lacking_enforcement
+from nodeagent.dra.device_table import ClaimEntry, devices_of, lacking_enforcement
+from nodeagent.dra.devices import DraDevice
 from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function, Link, Snapshot, State
 from nodeagent.health.link_modes import ports_in_another_mode
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds import named as _named
 from nodeagent.kinds.device_list_size import status_remark
+from nodeagent.kinds.empty_selection import why_no_gpus, why_no_vfs
 from nodeagent.kinds.hardware_selection import (
     literal_addresses,
     matches,
@@ -55,9 +57,12 @@ from nodeagent.kinds.resource_settings import (
     MigResource,
     ResourceSettings,
     VfResource,
+    memory_entries,
+    mig_entries,
+    vf_entries,
 )
 from nodeagent.kinds.vf import VfPool
-from nodeagent.offering.gpu_kinds import gpu_kinds
+from nodeagent.offering.gpu_kinds import GpuContext, gpu_kinds
 from nodeagent.web.machine_view import Trouble
 
 FALLBACK_PREFIX = "nodeagent.io"
@@ -123,25 +128,23 @@ class Offer:
 
     def kinds(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
         """Return the resources that device plugins offer, in the order of the configuration."""
-        return tuple(kind for entry, kind in self._all_kinds(snapshot) if not _by_claim(entry))
+        return tuple(kind for entry, kind in self._all_kinds(snapshot) if not entry.by_claim)
 
     def dra_devices(self, snapshot: Snapshot) -> tuple[DraDevice, ...]:
         """Return the GPUs, places of MIG devices and PFs that claims allocate (``mode: dra``), PFs last."""
         if not self.dra_pools:
             return ()
-        by_claim = [
-            (entry.name, kind, isinstance(entry, VfResource) and entry.vf_devices)
+        by_claim = (
+            ClaimEntry(kind, self.rails if "{rail}" in entry.name else {}, entry.vf_devices)
             for entry, kind in self._all_kinds(snapshot)
-            if _by_claim(entry)
-        ]
-        return devices_of(by_claim, self.rails, snapshot)
+            if entry.by_claim
+        )
+        return devices_of(by_claim, snapshot)
 
     @property
     def dra_pools(self) -> frozenset[str]:
         """The pools of the kinds with ``mode: dra``: ``gpu``, ``mig``, ``nic``."""
-        by_claim = (entry for entry in self.config.resources if _by_claim(entry))
-        pools: dict[type[ResourceSettings], str] = {VfResource: NIC, MigResource: MIG}
-        return frozenset(pools.get(type(entry), GPU) for entry in by_claim)
+        return frozenset(entry.pool for entry in self.config.resources if entry.by_claim)
 
     def _all_kinds(self, snapshot: Snapshot) -> Iterator[tuple[ResourceSettings, DeviceKind]]:
         taken: frozenset[str] = frozenset()
@@ -162,9 +165,8 @@ class Offer:
 
     def in_force(self) -> Iterator[tuple[VfResource, Rails]]:
         """Yield the entries of VFs with their rails."""
-        for entry in self.config.resources:
-            if isinstance(entry, VfResource):
-                yield entry, self.numbering.get(selection(entry), ())
+        for entry in vf_entries(self.config.resources):
+            yield entry, self.numbering.get(selection(entry), ())
 
     def recall(self, reported: Rails = (), *, awaits_holdings: bool = False) -> None:
         """The file of the rails is gone: number new NICs as the report of this node and the names of held VFs have
@@ -175,11 +177,11 @@ class Offer:
 
     def awaits_holdings(self, entry: ResourceSettings) -> bool:
         """Whether the numbers of this entry wait for the holdings."""
-        return isinstance(entry, VfResource) and selection(entry) in self._undecided
+        return any(selection(one) in self._undecided for one in vf_entries((entry,)))
 
     def wait(self, entry: ResourceSettings) -> str | None:
         """Return why new NICs of this entry get no number now."""
-        return self._waits.get(selection(entry)) if isinstance(entry, VfResource) else None
+        return next((self._waits.get(selection(one)) for one in vf_entries((entry,))), None)
 
     def undecided(self, entry: ResourceSettings) -> bool:
         """Whether the first numbers of this entry wait. Until they are there, nothing is stored: the next agent too
@@ -242,9 +244,7 @@ class Offer:
         devices = self.dra_devices(snapshot)
         counts = Counter(device.name for device in devices)
         twice = {
-            (f"GPU {it.gpu.index} ({it.gpu.uuid})", "GPU")
-            if isinstance(it, MigPlace)
-            else (it.name, "PF"): count
+            (f"GPU {gpu.index} ({gpu.uuid})", "GPU") if (gpu := it.divided_gpu) else (it.name, "PF"): count
             for it in devices
             if (count := counts[it.name]) > 1
         }
@@ -263,18 +263,16 @@ class Offer:
     def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
             kinds = tuple(self._kinds_of(entry, snapshot, frozenset()))
-            if isinstance(entry, MigResource) and entry.mode == "dra":
-                yield from _undivided(entry, snapshot)
-            if isinstance(entry, MigResource) or any(kind.hardware(snapshot) for kind in kinds):
-                continue  # MIG devices are made while the agent runs
+            for one in mig_entries((entry,)):
+                yield from _undivided(one, snapshot)
+            if entry.may_be_empty or any(kind.hardware(snapshot) for kind in kinds):
+                continue
             if self.awaits_holdings(entry) or self.wait(entry) is not None:
                 continue
-            if isinstance(entry, VfResource):
-                source, shortage = "pci", _vf_shortage(self.config, entry, snapshot)
-            else:
-                source, shortage = "gpus", _gpu_shortage(self.config, entry, snapshot)
-            message = f"{entry.name}: {shortage or entry.nothing_selected}"
-            yield Trouble(message, fatal=False, ready=shortage is None, source=source, key="idle")
+            find_shortage, find_cause = _CAUSES[entry.source]
+            shortage = find_shortage(self.config, entry, snapshot)
+            message = f"{entry.name}: {shortage or f'nothing is offered: {find_cause(entry, snapshot)}'}"
+            yield Trouble(message, fatal=False, ready=shortage is None, source=entry.source, key="idle")
 
     def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
         expect = self.config.expect
@@ -295,15 +293,13 @@ class Offer:
         self, entry: ResourceSettings, snapshot: Snapshot, taken: frozenset[str]
     ) -> Iterator[DeviceKind]:
         """Make the kinds of one entry. A GPU that an earlier entry has ``taken`` is left out."""
-        head = prefix(self.config, snapshot.product)
-        match entry:
-            case VfResource():
-                yield from self._vf_pools(entry, snapshot, head)
-            case _:
-                own_cdi, mps = self.config.cdi.generate, mps_shares(self.config)
-                yield from gpu_kinds(entry, snapshot, taken, head, own_cdi=own_cdi, mps=mps)
+        if entry.source == "gpus":
+            head, own_cdi = prefix(self.config, snapshot.product), self.config.cdi.generate
+            return gpu_kinds(entry, GpuContext(snapshot, taken, head, own_cdi, mps_shares(self.config)))
+        return (pool for one in vf_entries((entry,)) for pool in self._vf_pools(one, snapshot))
 
-    def _vf_pools(self, entry: VfResource, snapshot: Snapshot, head: str) -> Iterator[VfPool]:
+    def _vf_pools(self, entry: VfResource, snapshot: Snapshot) -> Iterator[VfPool]:
+        head = prefix(self.config, snapshot.product)
         for function in snapshot.functions:
             if function.parent is None and function.netdev is not None:
                 self._netdevs.setdefault(function.pci_address, function.netdev)
@@ -488,7 +484,9 @@ def _vf_shortage(config: Config, entry: VfResource, snapshot: Snapshot) -> str |
     return f"no VF is offered by the PFs {_named(pf.pci_address for pf in pfs)}: {remedy}"
 
 
-def _gpu_shortage(config: Config, entry: GpuMemResource | GpuResource, snapshot: Snapshot) -> str | None:
+def _gpu_shortage(
+    config: Config, entry: GpuMemResource | GpuResource | MigResource, snapshot: Snapshot
+) -> str | None:
     """Return why this node offers no GPU although the PCI bus has GPUs that the entry may select."""
     # NVML names no GPU that a person has kept from pods: for virtual machines, or by a setting of the driver.
     unused = {gpu.place for gpu in snapshot.unusable_gpus if gpu.health.state is State.UNUSED}
@@ -504,22 +502,28 @@ def _gpu_shortage(config: Config, entry: GpuMemResource | GpuResource, snapshot:
     )
 
 
+_Shortage = Callable[[Config, Any, Snapshot], str | None]
+_Cause = Callable[[Any, Snapshot], str]
+_CAUSES: Mapping[str, tuple[_Shortage, _Cause]] = {
+    "pci": (_vf_shortage, why_no_vfs),
+    "gpus": (_gpu_shortage, why_no_gpus),
+}
+"""By the source of an entry's facts: why a node with such hardware offers none of it, and why it has no such
+hardware."""
+
+
 def _tiny_slices(config: Config, snapshot: Snapshot) -> Iterator[Trouble]:
-    for entry in config.resources:
-        if isinstance(entry, GpuMemResource) and not _by_claim(entry):
+    for entry in memory_entries(config.resources):
+        if not entry.by_claim:
             memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
             if remark := status_remark(entry.slice_mib, entry.reserved_mib, memories):
                 yield Trouble(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
 
 
-def _vf_entries(config: Config) -> Iterator[VfResource]:
-    yield from (entry for entry in config.resources if isinstance(entry, VfResource))
-
-
 def _held(config: Config, entry: VfResource, snapshot: Snapshot) -> HeldRails:
     """The numbers in the names under which pods hold VFs of this selection."""
     head, key = prefix(config, snapshot.product), selection(entry)
-    templates = [f"{head}/{other.name}" for other in _vf_entries(config) if selection(other) == key]
+    templates = [f"{head}/{other.name}" for other in vf_entries(config.resources) if selection(other) == key]
     held = [(holding.resource, id_) for holding in snapshot.holdings or () for id_ in holding.device_ids]
     parents = {function.pci_address: function.parent for function in snapshot.functions}
     return held_rails(held, templates, parents)
@@ -533,7 +537,7 @@ def _recalled(
     nics = nics_of(snapshot.functions, snapshot.links)
     if not nics:
         return ()
-    alone = len({selection(other) for other in _vf_entries(config)}) == 1
+    alone = len({selection(other) for other in vf_entries(config.resources)}) == 1
     known = recalled(reported, _held(config, entry, snapshot).of_pf, nics)
     mine = [
         rail
@@ -590,12 +594,8 @@ def _may_be_at(entry: VfResource, address: str) -> bool:
     return matches(address, globs) and not matches(address, exclude)
 
 
-def _by_claim(entry: ResourceSettings) -> bool:
-    return not isinstance(entry, GpuResource) and entry.mode == "dra"
-
-
 def _undivided(entry: MigResource, snapshot: Snapshot) -> Iterator[Trouble]:
-    for gpu in selected_gpus(entry.select, snapshot.gpus):
+    for gpu in selected_gpus(entry.select, snapshot.gpus) if entry.by_claim else ():
         if gpu.mig and not gpu.mig_profiles and not gpu.lost:
             message = (
                 f"{entry.name}: GPU {gpu.index} is in MIG mode, and the driver does not show how it can be divided; "
@@ -607,7 +607,7 @@ def _undivided(entry: MigResource, snapshot: Snapshot) -> Iterator[Trouble]:
 def _cut_names(kinds: Iterable[tuple[ResourceSettings, DeviceKind]]) -> Iterator[Trouble]:
     """With vfDevices Multus compares the name of the resource with an attribute, which holds so many bytes."""
     for entry, kind in kinds:
-        if isinstance(entry, VfResource) and entry.vf_devices and len(kind.resource) > VALUE_MAX:
+        if entry.vf_devices and len(kind.resource) > VALUE_MAX:
             message = (
                 f"{kind.resource} has more than {VALUE_MAX} characters, and vfDevices needs a shorter name"
             )

@@ -18,7 +18,9 @@ import msgspec
 from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.config.formats import host_port
+from nodeagent.fabric.away_nodes import away_series
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
+from nodeagent.fabric.hypernode import LEAF, tier_name
 from nodeagent.fabric.maintenance import ends
 from nodeagent.fabric.nodelinks import NodeLink, VfHolder
 from nodeagent.facts.remedies import runbook_links
@@ -206,6 +208,7 @@ class ControllerPages:
             feature_writes=chain.from_iterable(one.writes() for one in features),
             configuration_fault=self._fabric.fault,
             maintenance=ends(parts.planner.inputs.maintenance.of_node, time.time()),
+            away=self._away(),
         )
         shown_features = [
             (self._families.get(name, ()), one.shown)
@@ -213,6 +216,21 @@ class ControllerPages:
             if one.shown is not None
         ]
         return Page(200, *render_page(shown, negotiate(accept) != PLAIN_TYPE, shown_features))
+
+    def _away(self) -> dict[tuple[str, str, str], float]:
+        """Of the leader alone: only it has a plan, so the leaf groups of nodes."""
+        outcome, inputs = self._progress.outcome, self._fabric.parts.planner.inputs
+        if outcome is None or not inputs.away:
+            return {}
+        groups = {
+            node: one.name
+            for one in outcome.hypernodes
+            if one.tier_name == tier_name(LEAF)
+            for node in one.nodes
+        }
+        return away_series(
+            {node: one for node, one in inputs.away.items() if inputs.is_of_fabric(node)}, groups
+        )
 
     def _healthz(self, _accept: str) -> Page:
         return Page(200, b"ok\n")

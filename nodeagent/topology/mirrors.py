@@ -7,8 +7,8 @@ Rules:
 * An object that cannot be decoded is refused by name and does not affect the others.
 * The pods in reports are kept for the search of the map and the list of troubles: a pod that starts or ends makes no
   plan, unless a link of its node has a fault.
-* Of a Node only the metadata is requested. The labels that the controller may write are kept, and the annotation with
-  planned work; one that cannot be read is logged once.
+* Of a Node the labels that the controller may write are kept, and the annotation with planned work; one that cannot be
+  read is logged once. Taints and the condition Ready are read too, and kept while it is not True.
 * A watch can stop without ending, and its copy is then outdated. Before a plan is written, the versions of all
   HyperNodes are listed: a write names the version of one object, but the rules of the tree concern all of them.
 """
@@ -24,9 +24,10 @@ from itertools import starmap
 import msgspec
 
 from nodeagent.base.bounded_calls import in_thread
-from nodeagent.base.change_log import CONTROLLER_MAX, ChangeLog
+from nodeagent.base.change_log import CONTROLLER_MAX, Change, ChangeLog
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
+from nodeagent.fabric.away_nodes import AwayNode, WatchedNode, away_node
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.jobs import HeldLinks, held_links
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, standing
@@ -186,7 +187,7 @@ class ClusterMirror:
         )
         self.nodes: Reflector[OurLabels] = Reflector(
             client,
-            NODES.partial,
+            NODES.typed(WatchedNode),
             take=self._take_node,
             changed=self._node_changed,
         )
@@ -312,12 +313,24 @@ class ClusterMirror:
 
     # --- Nodes --------------------------------------------------------------------------------------------
 
-    def _take_node(self, node: Partial) -> OurLabels:
+    def _take_node(self, node: WatchedNode) -> OurLabels:
         """The labels that the controller may write: a Node has fifty others. Equal labels are one value."""
+        self._take_away(node.metadata.name, away_node(node.spec, node.status))
         self._take_maintenance(node.metadata.name, (node.metadata.annotations or {}).get(MAINTENANCE_LABEL))
         labels = node.metadata.labels or {}
         self.uids[node.metadata.name] = node.metadata.uid or ""
         return self._shared_labels(tuple((key, labels[key]) for key in self._label_keys if key in labels))
+
+    def _take_away(self, name: str, away: AwayNode | None) -> None:
+        inputs = self._listener.inputs
+        before = inputs.away.get(name)
+        if not inputs.take_away(name, away):
+            return
+        self.stir()
+        words = ["ready" if one is None else one.word for one in (before, away)]
+        if inputs.is_of_fabric(name) and words[0] != words[1]:
+            details = () if away is None else (away.detail,)
+            self.changes.add([Change(time.time(), "node", name, words[0], words[1], details, node=name)])
 
     def _take_maintenance(self, node: str, text: str | None) -> None:
         book = self._listener.inputs.maintenance
@@ -339,6 +352,7 @@ class ClusterMirror:
         self._listener.node(name, None if now is None else dict(now))
         if now is None:
             self._take_maintenance(name, None)
+            self._take_away(name, None)
 
     # --- HyperNodes ---------------------------------------------------------------------------------------
 

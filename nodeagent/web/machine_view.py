@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from nodeagent.dra.device_attributes import LinkMemory, published
-from nodeagent.dra.devices import DraDevice, PfDevice
+from nodeagent.dra.devices import DraDevice
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
@@ -111,11 +111,7 @@ def offered_devices(
 ) -> frozenset[str]:
     """Return the PCI addresses of the PFs and the UUIDs of the GPUs that a resource or a claim has devices of."""
     parents = {devices.parent for kind in kinds for devices in kind.devices(snapshot)}
-    return frozenset(parents | {_parent(device) for device in by_claim})
-
-
-def _parent(device: DraDevice) -> str:
-    return device.pf.pci_address if isinstance(device, PfDevice) else device.gpu.uuid
+    return frozenset(parents | {device.parent for device in by_claim})
 
 
 def _claim_devices(devices: Iterable[DraDevice], snapshot: Snapshot) -> Iterator[ClaimDevice]:
@@ -124,4 +120,4 @@ def _claim_devices(devices: Iterable[DraDevice], snapshot: Snapshot) -> Iterator
         attributes = published(device, snapshot, places)["attributes"]
         values = {name: next(iter(value.values())) for name, value in attributes.items()}
         capacity = device.capacity.quantity(device.capacity.total)
-        yield ClaimDevice(device.name, device.pool, _parent(device), capacity, values)
+        yield ClaimDevice(device.name, device.pool, device.parent, capacity, values)

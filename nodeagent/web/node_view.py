@@ -12,9 +12,10 @@ import msgspec
 
 from nodeagent.base.change_log import Change
 from nodeagent.facts.affinity import affinity
+from nodeagent.facts.device_pods import pods_by_device
 from nodeagent.facts.model import Function, Gpu, Holding, Neighbor, Reason, Remark, Snapshot
-from nodeagent.facts.remedies import remedy_for, runbook_links
-from nodeagent.health.explain import DeviceView
+from nodeagent.facts.remedies import runbook_links
+from nodeagent.health.explain import DeviceView, remedy_of_device
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.web.gpu_statuses import GpuStatuses
@@ -67,6 +68,7 @@ class ViewNic(NodePart, frozen=True, kw_only=True):
     neighbors: tuple[Neighbor, ...]
     remarks: tuple[Remark, ...]
     remedy: str
+    pods: tuple[str, ...]
 
 
 class ViewGpuPlace(NodePart, frozen=True, kw_only=True):
@@ -77,6 +79,7 @@ class ViewGpuPlace(NodePart, frozen=True, kw_only=True):
     pci_path: tuple[str, ...]
     reasons: tuple[Reason, ...]
     remedy: str
+    pods: tuple[str, ...]
     nearness: tuple[str, ...]
     """To each of the NICs, in the words of ``nvidia-smi topo -m``."""
 
@@ -138,6 +141,7 @@ def node_view(
         for id_ in held.device_ids
     }
     pfs = [function for function in snapshot.functions if function.parent is None]
+    pods = pods_by_device(snapshot)
     healths = [gpu.health for gpu in snapshot.gpus] + [pf.health for pf in pfs]
     return NodeView(
         node=node,
@@ -146,8 +150,8 @@ def node_view(
         gpu_driver=snapshot.gpu_driver,
         source=source,
         gpus=gpus,
-        places=tuple(_place(gpu, pfs) for gpu in snapshot.gpus),
-        nics=tuple(_nics(machine, pfs, holder_of, rails)),
+        places=tuple(_place(gpu, pfs, pods) for gpu in snapshot.gpus),
+        nics=tuple(_nics(machine, pfs, holder_of, rails, pods)),
         health=health,
         resources=tuple(_resources(machine, statuses, holder_of)),
         troubles=tuple(trouble.message for trouble in machine.troubles),
@@ -162,7 +166,7 @@ def node_view(
     )
 
 
-def _place(gpu: Gpu, pfs: Iterable[Function]) -> ViewGpuPlace:
+def _place(gpu: Gpu, pfs: Iterable[Function], pods: Mapping[str, tuple[str, ...]]) -> ViewGpuPlace:
     return ViewGpuPlace(
         uuid=gpu.uuid,
         name=gpu.name,
@@ -170,13 +174,18 @@ def _place(gpu: Gpu, pfs: Iterable[Function]) -> ViewGpuPlace:
         numa_node=gpu.numa_node,
         pci_path=gpu.pci_path,
         reasons=gpu.health.reasons,
-        remedy=_remedy(gpu.health.reasons, f"GPU {gpu.index}"),
+        remedy=remedy_of_device(gpu.health.reasons, f"GPU{gpu.index}"),
+        pods=pods.get(gpu.uuid, ()),
         nearness=tuple(affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node).name for pf in pfs),
     )
 
 
 def _nics(
-    machine: MachineView, pfs: Iterable[Function], holder_of: Mapping[str, str], rails: Mapping[str, int]
+    machine: MachineView,
+    pfs: Iterable[Function],
+    holder_of: Mapping[str, str],
+    rails: Mapping[str, int],
+    pods: Mapping[str, tuple[str, ...]],
 ) -> Iterable[ViewNic]:
     snapshot = machine.snapshot
     links = {link.pci_address: link for link in snapshot.links}
@@ -212,13 +221,9 @@ def _nics(
             vfs=tuple(_vf(vf, offered, holder_of) for vf in ordered),
             neighbors=tuple(neighbor for neighbor in snapshot.neighbors if neighbor.link == netdev),
             remarks=tuple(remark for remark in snapshot.remarks if remark.link == netdev),
-            remedy=_remedy(pf.health.reasons, netdev or name),
+            remedy=remedy_of_device(pf.health.reasons, netdev or name),
+            pods=pods.get(pf.pci_address, ()),
         )
-
-
-def _remedy(reasons: Iterable[Reason], device: str) -> str:
-    keys = [reason.key for reason in reasons]
-    return remedy_for(keys, device) if keys else ""
 
 
 def _offered(snapshot: Snapshot, machine: MachineView) -> dict[str, tuple[str, bool]]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import hanging_calls
@@ -26,6 +24,7 @@ from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
+from nodeagent.metrics.computed_family import ComputedFamily
 from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, ScrapeInput
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
@@ -38,11 +37,10 @@ from nodeagent.web.machine_view import MachineView, OfferView
 from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.node_page import NodePage, NodePageSources
 from nodeagent.web.sample_history import SAMPLE_EVERY_S, SampleHistory
-from nodeagent.web.server import Page, PageHandler, PageRequest, WebServer
+from nodeagent.web.server import FolderHandler, Page, PageHandler, WebServer, json_page
 from nodeagent.web.web_settings import AccessSettings, WebSettings
 
 MIB = 1024 * 1024
-RAIL_CHECK = "/rails/check/"
 NOTHING_CONFIGURED = "resources is empty: no device is configured to be offered"
 
 
@@ -65,10 +63,6 @@ class PageSources(NamedTuple):
     """The facts and the offered devices."""
     neighbor_view: Callable[[], bytes]
     """The links with their neighbors, as JSON, for ``nodeagent neighbors``."""
-    rail_view: Callable[[], bytes]
-    """The probes of the rails, as JSON, for ``nodeagent rails``."""
-    check_rails: Callable[[str, str, float], Awaitable[bytes]]
-    """Send a burst from this node to another for some seconds, for ``nodeagent rails check``; the result as JSON."""
     configuration_fault: Callable[[], str]
     """The first error of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
@@ -95,7 +89,13 @@ class Pages:
     """``/metrics``, ``/health``, ``/ui/``, ``/healthz`` and ``/readyz`` of the agent. They read memory, never the
     machine."""
 
-    def __init__(self, settings: WebSettings, sources: PageSources) -> None:
+    def __init__(
+        self,
+        settings: WebSettings,
+        sources: PageSources,
+        further: Iterable[ComputedFamily[ScrapeInput]] = (),
+    ) -> None:
+        """``further`` families stand on the page of metrics after those of the core."""
         self._settings = settings
         self._sources = sources
         self._counted: tuple[Snapshot | None, tuple[DeviceKind, ...], tuple[DeviceCount, ...]] = (
@@ -103,7 +103,7 @@ class Pages:
             (),
             (),
         )
-        self._metrics_page = MetricsPage(self.scrape_input, settings)
+        self._metrics_page = MetricsPage(self.scrape_input, settings, further)
         self._history = SampleHistory()
         page_sources = NodePageSources(
             sources.node,
@@ -133,19 +133,20 @@ class Pages:
                 plain = AccessControl(AccessSettings(host_names=tuple(self.access.names)))
                 group.create_task(WebServer(probes, plain).run(*host_port(self._settings.probe_listen)))
 
-    async def serve_locally(self, folder: Path) -> None:
-        """Serve the verbs of this node on a socket in this folder, until cancelled."""
+    async def serve_locally(
+        self, folder: Path, further: Mapping[str, PageHandler], folders: Mapping[str, FolderHandler]
+    ) -> None:
+        """Serve the verbs of this node on a socket in this folder, until cancelled. ``further`` pages and ``folders``
+        are by their path."""
         pages: dict[str, PageHandler] = {
             "/health": self._health,
             "/scan": self._scan,
             "/gpus": self._gpus,
             "/neighbors": self._neighbors,
-            "/rails": self._rails,
+            **further,
         }
         async with asyncio.TaskGroup() as group:
-            group.create_task(
-                local_socket.serve(folder, pages, {"/ui/": self._ui, RAIL_CHECK: self._check_rails})
-            )
+            group.create_task(local_socket.serve(folder, pages, {"/ui/": self._ui, **folders}))
             if self._settings.ui:
                 group.create_task(self._record())
 
@@ -205,23 +206,13 @@ class Pages:
         return Page(200, self._sources.explained_health(), "application/json")
 
     def _scan(self, _accept: str) -> Page:
-        return Page(200, msgspec.json.encode(self._sources.machine_view()), "application/json")
+        return json_page(self._sources.machine_view())
 
     def _neighbors(self, _accept: str) -> Page:
         return Page(200, self._sources.neighbor_view(), "application/json")
 
-    def _rails(self, _accept: str) -> Page:
-        return Page(200, self._sources.rail_view(), "application/json")
-
-    async def _check_rails(self, request: PageRequest) -> Page:
-        match request.path.removeprefix(RAIL_CHECK).split("/"):
-            case [node, to, seconds] if node and to and seconds.isdecimal():
-                found = await self._sources.check_rails(node, to, float(seconds))
-                return Page(200, found, "application/json")
-        return Page(404, f"try {RAIL_CHECK}NODE/NODE/SECONDS\n".encode())
-
     def _gpus(self, _accept: str) -> Page:
-        return Page(200, msgspec.json.encode(self._gpu_statuses()), "application/json")
+        return json_page(self._gpu_statuses())
 
     def _gpu_statuses(self) -> GpuStatuses:
         sources = self._sources

@@ -81,6 +81,13 @@ class Page(msgspec.Struct, frozen=True):
 
 _NOT_OURS = b"this server does not know the name in the address; use an IP address, or add the name to web.hostNames\n"
 _BUSY = Page(503, b"too many connections; try again\n")
+
+
+def json_page(shown: object) -> Page:
+    """A page with the JSON of a struct or of a value."""
+    return Page(200, msgspec.json.encode(shown), "application/json")
+
+
 PageHandler = Callable[[str], Page]
 """Takes the value of the Accept header."""
 

@@ -13,33 +13,12 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.host.sysfs import SysfsError
 from nodeagent.kubelet import removed_devices
 from nodeagent_lab.sim.kubelet import PodSpec
-from tests.support.platform_connector import StandInConnector
 from tests.support.running_agent import Node, node, shorten_holdings
 
+pytestmark = pytest.mark.usefixtures("with_and_without_features")
 HEAD = "two-gpus-and-two-nics"
 NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
 VF = "0000:18:00.1"
-
-
-@pytest.mark.slow
-async def test_a_lost_carrier_and_its_return_reach_nvsentinel() -> None:
-    async with node() as n:
-        connector = StandInConnector(n.root / "run" / "nvs.sock")
-        connector.socket.parent.mkdir(exist_ok=True)
-        try:
-            await connector.start()
-            await n.kubelet.start()
-            config = n.configure("nvSentinel: {socket: /run/nvs.sock}\n")
-            await n.start_agent(config, node_name="node-1")
-            await connector.until(lambda: len(connector.events) == 5)
-            assert {(event.node, event.healthy) for event in connector.events} == {("node-1", True)}
-            n.machine.set_link(0, up=False)
-            await connector.until(lambda: connector.conditions.standing("NodeagentNicHealth"))
-            assert "carrier_down" in connector.events[-1].codes
-            n.machine.set_link(0, up=True)
-            await connector.until(lambda: not connector.conditions.standing("NodeagentNicHealth"))
-        finally:
-            await connector.stop()
 
 
 async def ready(n: Node) -> None:

@@ -34,7 +34,6 @@ LONG_FUNCTIONS = {
     "hack/lab/nodeagent_lab/demo/__init__.py:add": OPTIONS,
     "nodeagent/fabric/fabric_view.py:fabric_view": "one expression for each field of the document",
     "nodeagent/fabric/reports.py:ReportReader.read": "one check for each field of a report from another machine",
-    "nodeagent/offering/gpu_kinds.py:gpu_kinds": "one case for each kind of GPU resource",
     "nodeagent/kubelet/holdings.py:watch_holdings": "one loop whose state is its local names: to become a class of it",
     "hack/lab/nodeagent_lab/sim/apiserver/read_verbs.py:watch_events": "one sequence of steps that share their local "
     "names: to be split where a step gets a second user",
@@ -48,6 +47,7 @@ LARGE_CLASSES = {
     "nodeagent/agent.py:Agent": COMPOSED,
     "nodeagent/agent_config.py:Config": DOCUMENT,
     "nodeagent/fabric/nodelinks.py:NodeLink": DOCUMENT,
+    "nodeagent/health/explain.py:DeviceView": DOCUMENT,
     "nodeagent/cluster/agent_tasks.py:AgentState": "what the agent hands to the parts that write, one field each",
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
@@ -115,7 +115,6 @@ REPEATED = {
     "health": VERB_OF_A_ROOM,
     "history": "the verb, and the last samples of a device in health/",
     "kubelet": "the agent's side of the kubelet's API, and its stand-in in sim/",
-    "rails": VERB_OF_A_ROOM,
 }
 """Names of modules that repeat, and why."""
 REPEATED_NAMES = {
@@ -384,7 +383,7 @@ def test_each_kind_of_device_stands_in_the_contract_of_kinds() -> None:
 
 
 def test_each_feature_stands_in_the_contracts_of_features() -> None:
-    """None of them imports another, and the controller imports none."""
+    """None of them imports another, and no daemon imports one."""
     features = {
         f"nodeagent.features.{path.stem}"
         for path in (ROOT / "nodeagent/features").iterdir()
@@ -394,7 +393,7 @@ def test_each_feature_stands_in_the_contracts_of_features() -> None:
     named = {one["name"]: one for one in contracts}
     assert features
     assert set(named["Features are independent of each other"]["modules"]) == features
-    core = named["The core of the controller names no feature"]
+    core = named["The core of a daemon names no feature"]
     assert set(core["forbidden_modules"]) == features
 
 

@@ -16,7 +16,7 @@ FILES = {
     "class VfEntry(Settings, tag_field='kind'): ...\n",
     "agent.py": "from nodeagent import kinds\nfrom nodeagent.kinds.vf import VfEntry, VfPool\n\nlog = 1\nSIZE = 2\n"
     "def run(x): return isinstance(x, VfPool | kinds.vf.VfEntry) or isinstance(x, (int, Function, PfDevice))\n",
-    "claims.py": "log = 1\nDraDevice = GpuDevice | PfDevice\n_SIZE = 3\n\n"
+    "claims.py": "log = 1\nclass DraDevice: ...\nclass PfDevice(DraDevice): ...\n_SIZE = 3\n\n"
     "async def ask():\n    from nodeagent.records import keep\n",
     "records.py": "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from nodeagent.claims import ask\n"
     "\ndef keep(): isinstance(1, str)\n",
@@ -43,6 +43,11 @@ def test_a_small_package_is_counted(tmp_path: Path) -> None:
         "nodeagent.kinds",
         "nodeagent.kinds.vf",
     }
+
+
+def test_rows_tell_the_kinds_apart() -> None:
+    """Differences between kinds of devices are asked of the device, of its entry, or of a table."""
+    assert house.questions_on_kinds(house.trees()) == {}
 
 
 def test_it_prints_the_counts_of_the_program() -> None:

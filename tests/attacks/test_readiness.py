@@ -103,8 +103,8 @@ async def test_a_node_without_such_hardware_is_ready_and_gives_the_reason() -> N
         await n.kubelet.start()
         await n.start_agent(n.configure("resourcePrefix: example.com\n"))
         await n.until(lambda: any(status.registered for status in n.agent.plugins.statuses()))
-        body = await becomes(n, 200, "gpu-mem: nothing is offered: no GPU is selected")
-        assert "nic{rail}: nothing is offered: no PF" in body
+        body = await becomes(n, 200, "gpu-mem: nothing is offered: this machine has no GPU")
+        assert "nic{rail}: nothing is offered: 0000:0b:00.0 (eno1) has no SR-IOV" in body
 
 
 async def test_fewer_gpus_or_nics_than_expected_are_not_ready() -> None:
@@ -229,4 +229,4 @@ async def test_a_node_without_any_of_the_named_hardware_is_ready_although_no_res
             n.machine.unplug(nic)
         await n.kubelet.start()
         await n.start_agent(n.configure("resourcePrefix: example.com\nresources: [{kind: vf}]\n"))
-        await becomes(n, 200, "nic{rail}: nothing is offered: no PF")
+        await becomes(n, 200, "nic{rail}: nothing is offered: 0000:0b:00.0 (eno1) has no SR-IOV")

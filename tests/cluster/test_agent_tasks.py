@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 from nodeagent.base.supervise import Fatal
-from nodeagent.cluster import agent_events, agent_tasks, device_marks, rail_watch
+from nodeagent.cluster import agent_events, agent_tasks, device_marks
 from nodeagent.cluster.cluster_settings import (
     ClusterSettings,
     EvictSettings,
@@ -22,36 +21,13 @@ from nodeagent.cluster.cluster_settings import (
 )
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.rails import rail_probes
-from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
+from tests.support.agent_and_server import kubeconfig, server
 from tests.support.cluster_node import running_pod
 from tests.support.running_agent import node, shorten, shorten_holdings
 
+__all__ = ["kubeconfig", "server"]
 HEAD = "two-gpus-and-two-nics"
-
-
-@pytest.fixture
-async def server():
-    server = await ApiServer(seed=1).start()
-    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0"}})
-    yield server
-    await server.stop()
-
-
-@pytest.fixture
-def kubeconfig(server, tmp_path):
-    path = tmp_path / "kubeconfig"
-    text = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "nodeagent"}}],
-        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
-        "users": [
-            {"name": "u", "user": {"token": server.token("system:serviceaccount:nodeagent:nodeagent")}}
-        ],
-    }
-    path.write_text(yaml.safe_dump(text))
-    return path
 
 
 def events(server):
@@ -81,31 +57,6 @@ async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, k
         assert server.counts["get", "nodelinks"], "the report of an earlier run is read"
         n.machine.set_link(0, up=True)
         await server.until(lambda: ("Node", "Recovered") in events(server))
-
-
-async def test_an_agent_with_probes_says_in_its_report_why_a_rail_cannot_be_checked(
-    server, kubeconfig, monkeypatch
-):
-    """The netdevs of a simulated machine are not in this network namespace."""
-    shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0)
-    monkeypatch.setattr(rail_probes, "TICK_S", 0.02)
-    monkeypatch.setattr(rail_probes, "SLOT_S", 0.02)
-    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
-    async with node() as n:
-        await n.kubelet.start()
-        text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\nrails: {{probe: true}}\n"
-        await n.start_agent(n.configure(text), node_name="gpu-0")
-        await n.until(lambda: n.agent.inventory.snapshot.rail_checks)
-        await server.until(lambda: checked(server) == ["no-netdev", "no-netdev"])
-        view = json.loads(n.agent.pages._rails("").body)
-        assert view["probes"]
-        assert [rail["checked"] for rail in view["rails"]] == ["no-netdev", "no-netdev"]
-        assert "nodeagent_rail_checkable{" in (await n.get("/metrics"))[1]
-
-
-def checked(server):
-    report = server.find("nodelinks", "gpu-0", "nodeagent") or {"links": []}
-    return [link["railChecked"] for link in report["links"] if "railChecked" in link]
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -302,12 +253,11 @@ def test_without_a_node_name_nothing_is_written(kubeconfig, caplog):
     assert agent_tasks.node_access(settings, "gpu-0").node == "gpu-0"
 
 
-def parts(*, accounted: bool = False, probes: bool = False, **settings: object) -> str:
+def parts(*, accounted: bool = False, **settings: object) -> str:
     """The names of the enabled parts."""
     agent = SimpleNamespace(
         settings=ClusterSettings(**settings),
         accounting=SimpleNamespace(enabled=accounted),
-        rail_watch=object() if probes else None,
     )
     return " ".join(part.name for part in agent_tasks.PARTS if part.enabled(agent))
 
@@ -332,14 +282,10 @@ def test_each_function_of_notices_is_posted():
 
 
 def test_the_settings_enable_the_parts():
-    assert parts() == "slices claims nodelinks events state names over-use limits mps volcano"
-    assert parts(report=False, events=False) == "slices claims volcano"
-    assert (
-        parts(report=False, events=False, evict=EvictSettings(enabled=True))
-        == "slices claims volcano evictions"
-    )
-    assert parts(report=False, events=False, accounted=True) == "slices claims volcano over-use evictions"
-    assert parts(report=False, events=False, probes=True) == "slices claims rail-probes volcano"
+    assert parts() == "slices claims nodelinks events state names over-use limits mps"
+    assert parts(report=False, events=False) == "slices claims"
+    assert parts(report=False, events=False, evict=EvictSettings(enabled=True)) == "slices claims evictions"
+    assert parts(report=False, events=False, accounted=True) == "slices claims over-use evictions"
     enabled = {
         "conditions": True,
         "label": True,
@@ -348,7 +294,7 @@ def test_the_settings_enable_the_parts():
         "gpu_mem_enforcement": True,
     }
     tainted = EvictSettings(enabled=True, taint=True)
-    assert parts(report=False, events=False, evict=tainted) == "slices claims nodestate volcano evictions"
+    assert parts(report=False, events=False, evict=tainted) == "slices claims nodestate evictions"
     assert {*enabled, "evict_taint"} == ClusterSettings().marks.keys()
     for name, on in enabled.items():
-        assert parts(report=False, events=False, **{name: on}) == "slices claims nodestate volcano"
+        assert parts(report=False, events=False, **{name: on}) == "slices claims nodestate"

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli import main
+from nodeagent.console.agent_query import fetch_page
+from nodeagent.console.options import load_config
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.certificates import Authority
 from tests.support.running_agent import node
 from tests.support.waiting import LIMIT_S
@@ -123,3 +126,33 @@ async def test_the_kubelet_is_told_nothing_about_a_device_that_nobody_offers(
             if agent:
                 await n.stop_agent()
                 await n.kubelet.stop()
+
+
+async def test_a_fault_has_its_pods_and_what_to_do_in_the_words_of_the_node_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent(node_name="gpu-17")
+        await n.kubelet.until(lambda: len(n.kubelet.allocatable()) == 3, 15)
+        nic = next(name for name in n.kubelet.capacity() if "/nic" in name)
+        assert (await n.kubelet.admit(PodSpec.single("trainer", {nic: 1}))).admitted
+        pf = n.machine.pfs[1 + int(nic[-1])]
+        n.machine.set_link(pf.address, up=False)
+
+        await n.until(
+            lambda: any(one.device == pf.address and one.reasons for one in n.agent.health.explain())
+        )
+        place = ["--root", str(n.root)]
+        assert await asyncio.to_thread(main, ["health", "--json", *place]) == 0
+        views = json.loads(capsys.readouterr().out)
+        view = next(one for one in views if one["device"] == pf.address)
+        assert view["pods"] == ["default/trainer"]
+        assert view["remedy"] == "check cable, optics and the switch port"
+        page = await asyncio.to_thread(fetch_page, "/ui/document.json", load_config(None), n.root, None)
+        of_page = next(one for one in json.loads(page.body or b"")["nics"] if one["address"] == pf.address)
+        assert (of_page["pods"], of_page["remedy"]) == (view["pods"], view["remedy"])
+        assert await asyncio.to_thread(main, ["health", *place]) == 0
+        text = capsys.readouterr().out
+        assert f"pods: {view['pods'][0]}\n" in text
+        assert f"do: {view['remedy']}\n" in text

@@ -122,6 +122,28 @@ def test_the_page_of_a_job_fits_80_columns_and_is_as_before(tmp_path: Path) -> N
     golden.same(GOLDEN, "\n".join(shown) + "\n")
 
 
+def test_a_dead_node_of_the_job_is_its_trouble(tmp_path: Path) -> None:
+    reports, pods = scene()
+    away = ("su1-n00", "su1-n03")
+    nodes = [node_that_is(one.node_name, "Unknown" if one.node_name in away else "True") for one in reports]
+    made = preview(reports, [*pods, *nodes], tmp_path)
+    found = "\n".join(lines(made, "llama"))
+    assert "su1-n00: unreachable, for 5 min 17 s\n  its kubelet does not answer\n" in found
+    assert "  pods: ml/llama-node-3-0-abcde\n" in found
+    assert "su1-n03" not in found, "another job's"
+    assert found.endswith("1 trouble.")
+
+
+def node_that_is(name: str, ready: str) -> dict[str, Any]:
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2027-01-15T07:54:43Z"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "status": {"conditions": [condition]},
+    }
+
+
 def test_a_job_without_a_fault_has_no_trouble_though_another_has(tmp_path: Path) -> None:
     shown = lines(preview(*troubled(), tmp_path), "eval")
     assert shown[0] == "Job b/eval: 1 pod on 1 node, the oldest for 2 h"

@@ -552,3 +552,27 @@ def test_names_of_switches_are_shown_and_found_as_plain_text(
     fabric = tmp_path / "fabric.yaml"
     fabric.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\ntopology: topology.yaml\n")
     assert "rack-12" in says(capsys, "plan", "--from", source, "--fabric", fabric)
+
+
+def test_explain_says_that_a_node_is_away_and_its_links_are_old(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("docs/samples/nodelinks.yaml").read_text()
+    (tmp_path / "reports.yaml").write_text(text)
+    name = yaml.safe_load(text)["items"][0]["nodeName"]
+    condition = {
+        "type": "Ready", "status": "False", "message": "runtime is down",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    node = {
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+        "spec": {"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]},
+        "status": {"conditions": [condition]},
+    }  # fmt: skip
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
+    assert main(["explain", name, "--from", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "It is not ready for " in said
+    assert "its kubelet says: runtime is down. Its links are as last reported." in " ".join(said.split())
+    assert "as last reported" in said.partition("LLDP")[2]
+    assert "current" not in said.partition("LLDP")[2]

@@ -10,7 +10,13 @@ import pytest
 
 from nodeagent.cli import main
 from nodeagent.console import agent_query
-from nodeagent.rails.rail_views import BurstRail, BurstResult, PartnerView, RailListing, RailView
+from nodeagent.features.rail_probing.rail_views import (
+    BurstRail,
+    BurstResult,
+    PartnerView,
+    RailListing,
+    RailView,
+)
 
 PARTNER = PartnerView("gpu-2", "nic0", "10.1.2.1", "leaf", 1800, 0, 0, rtt_us=12.4, answered_s=1.5)
 LISTING = RailListing(

@@ -318,6 +318,82 @@ async def test_planned_work_on_nodes_is_a_series_a_mark_of_the_map_and_one_log_l
         assert sum("entry 2" in line for line in caplog.messages) == 1
 
 
+def node_object(name: str, ready: str, *taints: str) -> dict[str, Any]:
+    """A Node as the controller of nodes leaves it, with what nobody here reads."""
+    condition = {
+        "type": "Ready",
+        "status": ready,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "message": "m",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"zone": "a"}},
+        "spec": {"taints": [{"key": key, "effect": "NoExecute"} for key in taints]},
+        "status": {
+            "conditions": [{"type": "DiskPressure", "status": "False"}, condition],
+            "images": [{"names": ["x"], "sizeBytes": 1}],
+        },
+    }
+
+
+async def test_a_dead_node_is_a_trouble_a_series_and_a_change_until_it_is_ready_and_nothing_is_written():
+    async with cluster() as server, running(server) as controller:
+        await until(lambda: len(server.objects("hypernodes")) == 2)
+        key = "topology.nodeagent.io/tier-1"
+        await until(lambda: all(key in labels(server, node) for node in (*FIRST, *SECOND)))
+        await until(lambda: controller.progress.outcome and not controller.progress.outcome.relabel)
+        ours, theirs = labels(server, "node-00"), labels(server, "node-10")
+
+        def writes() -> list[str]:
+            read = ("list", "watch", "get")
+            return [
+                seen.resource
+                for seen in server.requests
+                if seen.verb not in read and seen.resource != "leases"
+            ]
+
+        before = writes()
+
+        def put(name: str, ready: str, *taints: str) -> None:
+            node = node_object(name, ready, *taints)
+            node["metadata"]["labels"] = ours if name[5] == "0" else theirs
+            server.put(node)
+
+        for name in FIRST:
+            put(name, "Unknown", "node.kubernetes.io/unreachable")
+        put("node-10", "False")
+        server.put(node_object("storage-1", "Unknown"))
+        away = controller.planner.inputs.away
+        await until(lambda: len(away) == 6)
+        view = json.loads(await controller.pages._document())
+        assert sorted((one["what"], len(one["nodes"])) for one in view["troubles"]) == [
+            ("4 nodes went away at once", 4),
+            ("not ready", 1),
+        ]
+        assert [*view["away"]] == sorted((*FIRST, "node-10"))
+        series = [line for line in page(controller) if line.startswith("nodeagent_node_away")]
+        assert len(series) == 5
+        assert any(f'hypernode="{ours[key]}",node="node-00",why="unreachable"' in line for line in series)
+        told = [
+            (one.where, one.before, one.after) for one in controller.changes.changes if one.what == "node"
+        ]
+        assert ("node-10", "ready", "not ready") in told
+        assert "storage-1" not in {where for where, _, _ in told}
+        revision = controller.cluster.revision
+        for name in (*FIRST, "node-10"):
+            put(name, "True")
+        await until(lambda: set(away) == {"storage-1"})
+        assert controller.cluster.revision > revision
+        server.remove("nodes", "storage-1")
+        await until(lambda: not away)
+        assert ("node-10", "not ready", "ready") in [
+            (one.where, one.before, one.after) for one in controller.changes.changes
+        ]
+        assert writes() == before, "the tree and the labels do not depend on it"
+
+
 async def test_planned_work_that_ends_draws_the_map_again():
     async with cluster() as server, running(server) as controller:
         await until(lambda: controller.progress.plans > 0)

@@ -746,10 +746,55 @@ def test_the_folder_of_the_driver_in_the_configuration_is_mounted(
 
 def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
     address = "https://git.example/nodeagent/blob/v0.2.0/docs/runbook.md"
-    manifests = render({"monitoring": {"enabled": True, "runbook": address}})
+    manifests = render(
+        {"monitoring": {"enabled": True, "runbookUrl": address, "mapUrl": "https://map.example/"}}
+    )
     links = re.findall(r'"runbook_url": "([^"]+)"', json.dumps(manifests))
     assert len(links) > 20
     assert all(link.startswith(f"{address}#node") for link in links)
+    places = set(re.findall(r'"map_url": "([^"]+)"', json.dumps(manifests)))
+    assert places == {
+        "https://map.example/ui/#at=node:{{ $labels.instance }}",
+        "https://map.example/ui/#at=hypernode:{{ $labels.hypernode }}",
+    }
+
+
+def test_without_addresses_no_annotation_looks_like_a_link() -> None:
+    manifests = render({"monitoring": {"enabled": True}})
+    for rule in (one for part in of_kind(manifests, "PrometheusRule") for one in alerts(part)):
+        assert {*rule["annotations"]} - {"map"} == {"summary", "description", "runbook"}
+    plain = yaml.safe_load((DAEMONSET / "monitoring" / "prometheusrule.yaml").read_text())
+    assert not {key for rule in alerts(plain) for key in rule["annotations"] if key.endswith("_url")}
+
+
+def alerts(rule: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one]
+
+
+def test_the_objects_of_monitoring_are_where_a_prometheus_looks_for_them_and_find_the_pods() -> None:
+    values = {"enabled": True, "labels": {"release": "kps"}, "namespace": "monitoring"}
+    manifests = render({"controller": {"enabled": True}, "monitoring": values}, "gpu-system")
+    found = of_kind(manifests, "PodMonitor") + of_kind(manifests, "PrometheusRule")
+    assert len(found) == 3
+    for one in found:
+        assert one["metadata"]["namespace"] == "monitoring"
+        assert one["metadata"]["labels"]["release"] == "kps"
+        assert one["metadata"]["labels"]["app.kubernetes.io/name"] == "nodeagent"
+    for one in of_kind(manifests, "PodMonitor"):
+        assert one["spec"]["namespaceSelector"] == {"matchNames": ["gpu-system"]}
+    (default,) = of_kind(render({"monitoring": {"enabled": True}}, "gpu-system"), "PrometheusRule")
+    assert default["metadata"]["namespace"] == "gpu-system"
+    assert "release" not in default["metadata"]["labels"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"runbookUrl": "docs/runbook.md"}, {"mapUrl": "map"}, {"namespace": "A b"}, {"runbook": "x"}]
+)
+def test_a_value_of_monitoring_that_cannot_work_is_refused(wrong: dict[str, str]) -> None:
+    import helm_python as helm
+
+    with pytest.raises(helm.HelmError, match=f"/monitoring|{next(iter(wrong))}"):
+        render({"monitoring": {"enabled": True, **wrong}})
 
 
 def test_another_namespace_is_used_in_every_object() -> None:

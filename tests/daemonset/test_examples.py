@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from hack.docs.metrics import CATALOG
 from nodeagent.agent_config import load
 from nodeagent.cluster.node_marks import BLOCK_LABEL
 from nodeagent.commands.scan import listing
 from nodeagent.facts.allocation import Allocation
 from nodeagent.kinds.vf import VfPool
-from nodeagent.metrics.exposition import CATALOG
 from nodeagent.offering.offer import Offer
 from nodeagent_lab.sim.machine import Machine
 from tests.support.findings import one_item

@@ -20,6 +20,7 @@ import yaml
 from msgspec.structs import replace
 
 from hack.docs.metric_notes import AGENT
+from hack.docs.metrics import CATALOG
 from nodeagent import kinds
 from nodeagent.fabric import compute
 from nodeagent.facts.model import Holding, State
@@ -31,7 +32,6 @@ from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, RECOVERY_PREFIX
 from nodeagent.health.structural import Fault
 from nodeagent.kinds import mig, mps_clients
 from nodeagent.metrics.controller_metrics import ControllerInput, render_page
-from nodeagent.metrics.exposition import CATALOG
 from nodeagent.topology.plans import Progress
 from tests.support.findings import one_item
 from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
@@ -68,7 +68,7 @@ def fabric() -> frozenset[str]:
     writes = Counter({("create", "ok"): 1})
     asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
     shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True,
-                             maintenance={("n", "", "", ""): 1.0})  # fmt: skip
+                             maintenance={("n", "", "", ""): 1.0}, away={("n", "l", "unreachable"): 1.0})  # fmt: skip
     return frozenset(
         re.findall(
             r"^(nodeagent_\w+)",
@@ -89,7 +89,7 @@ def test_every_alert_about_a_node_is_silent_while_work_on_it_is_planned() -> Non
                     group["name"] == "nodeagent-links" or "by (cluster, instance, device)" in rule["expr"]
                 )
                 assert (of_link in rule["expr"]) is of_nic, rule["alert"]
-            elif "alert" in rule:
+            elif "alert" in rule and rule["alert"] != "NodeFabricNodesAway":
                 assert "maintenance" not in rule["expr"], "it is about the controller"
 
 
@@ -185,16 +185,16 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
 @one_item("alert", rules("alert"))
 def test_an_alert_has_a_summary_a_description_and_a_runbook_link(alert: str) -> None:
     rule = rules("alert")[alert]
-    assert {*rule["annotations"]} - {"map_url"} == {"summary", "description", "runbook_url"}
+    assert {*rule["annotations"]} - {"map"} == {"summary", "description", "runbook"}
     if not alert.startswith(("NodeAgent", "NodeFabric")):
-        assert rule["annotations"]["map_url"] == "/ui/#at=node:{{ $labels.instance }}"
+        assert rule["annotations"]["map"] == "/ui/#at=node:{{ $labels.instance }}"
     assert rule["labels"]["severity"] in ("critical", "warning")
-    # A path in the repository: of the version that is installed, and of no host that may not exist.
-    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{alert.lower()}"
+    # A path in the repository, as a text: a link of no host would lead nowhere.
+    assert rule["annotations"]["runbook"] == f"docs/runbook.md#{alert.lower()}"
     assert f"\n### {alert}\n" in RUNBOOK
     # A metric that no target has carries no instance label.
-    where = "job" if " by (cluster, job) " in rule["expr"] else "instance"
-    assert f"{{{{ $labels.{where} }}}}" in rule["annotations"]["summary"]
+    where = next((of for of in ("job", "hypernode") if f" by (cluster, {of}" in rule["expr"]), "instance")
+    assert f"$labels.{where} " in rule["annotations"]["summary"]
 
 
 def test_the_runbook_covers_every_alert_and_every_reason_and_nothing_else() -> None:

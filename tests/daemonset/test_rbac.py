@@ -17,7 +17,6 @@ from msgspec import structs
 
 from nodeagent.agent_config import load
 from nodeagent.base.backoff import RateLimit
-from nodeagent.cluster import rail_watch
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.agent_events import AgentEvents
 from nodeagent.cluster.cluster_settings import (
@@ -32,7 +31,6 @@ from nodeagent.cluster.evictions import Evictions, EvictionTaint, failed_device_
 from nodeagent.cluster.largest_block import FreeBlock
 from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CONDITION, STARTING_TAINT
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.cluster.rail_watch import RailWatch
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import load_fabric
 from nodeagent.fabric.fabric_settings import LabelSettings
@@ -42,12 +40,13 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import HEALTHY, Health, Holding, Reason, Snapshot, State
 from nodeagent.features import startup_taint
 from nodeagent.features.other_programs import kept_objects
-from nodeagent.features.rail_probing import rail_keeper
+from nodeagent.features.rail_probing import rail_keeper, rail_watch
 from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
+from nodeagent.features.rail_probing.rail_settings import RailsSettings
+from nodeagent.features.rail_probing.rail_watch import RailWatch
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.sharing.over_use import OverUse
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot

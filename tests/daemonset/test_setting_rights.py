@@ -21,7 +21,7 @@ from msgspec import structs
 
 from hack.docs.settings import settings_table
 from nodeagent.agent_config import Config
-from nodeagent.cluster import device_marks, rail_watch
+from nodeagent.cluster import device_marks
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.node_marks import (
     DEVICE_TAINT,
@@ -38,7 +38,7 @@ from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.features import startup_taint
 from nodeagent.features.other_programs import kept_objects
-from nodeagent.features.rail_probing import rail_keeper
+from nodeagent.features.rail_probing import rail_keeper, rail_watch
 from nodeagent.kube.access import Access
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec

@@ -15,13 +15,13 @@ from typing import Any, get_args
 import pytest
 
 from nodeagent.agent_config import Config
-from nodeagent.cluster import volcano_annotations
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT, NodeCondition, NodeMarks, NodeTaint
 from nodeagent.controller import LEASE
 from nodeagent.fabric.fabric_settings import TIER_LABEL, FabricRules, LabelPreset, LabelSettings
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
 from nodeagent.features.other_programs.kept_objects import SLURM_CONFIG_MAP
+from nodeagent.features.volcano_deviceshare import volcano_annotations
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import NODES

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from nodeagent.cluster import volcano_annotations as notes
+from nodeagent.features.volcano_deviceshare import volcano_annotations as notes
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent_lab.sim.apiserver import ApiServer
-from tests.cluster.test_volcano_deviceshare import Stage
 from tests.daemonset.test_rbac import AGENT, allowed, cluster, granted, grants
+from tests.features.volcano_deviceshare.test_volcano_deviceshare import Stage
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
 from tests.support.findings import one_item

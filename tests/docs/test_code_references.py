@@ -16,7 +16,7 @@ import pytest
 from tests.support.manifests import ROOT
 
 PAGES = (
-    *("CONTRIBUTING.md", "docs/design.md", "docs/invariants.md", "docs/life-of-a-pod.md", "docs/recipes.md"),
+    *("CONTRIBUTING.md", "docs/design.md", "docs/invariants.md", "docs/recipes.md"),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "decisions").glob("*.md")),
 )
 PATH = re.compile(

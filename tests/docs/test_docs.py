@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import fnmatch
 import pkgutil
 import re
 import shlex
@@ -232,8 +233,27 @@ VAGUE = re.compile(r"(?<!Node )\b(?:problem|issue|complaint)s?\b(?! \d| Detector
 @one_item("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_it_says_fault_reason_anomaly_finding_or_remark_and_no_vaguer_word(page: Path) -> None:
     """``docs/glossary.md`` has these words. Code, links and names of other programs are left out."""
-    if page.name in ("glossary.md", "peers.md") or "node-problem-detector" in str(page):
+    if page.name in ("glossary.md", "migration.md") or "node-problem-detector" in str(page):
         return
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|[\w-]+-detector", "", page.read_text(), flags=re.S)
     if page.parent.name != "decisions":  # a form for issues of the forge
         assert VAGUE.findall(text) == []
+
+
+def test_reports_are_read_in_their_namespace() -> None:
+    """NodeLinks are in the namespace of the agents, so `kubectl get nodelinks` alone shows nothing."""
+    shown = [line for page in PAGES for line in re.findall(r"kubectl get nodelinks[^`\n]*", page.read_text())]
+    assert len(shown) > 5
+    assert [line for line in shown if not re.search(r" -n nodeagent| -A", line)] == []
+
+
+def test_the_page_of_hack_has_each_file_of_it_and_no_other() -> None:
+    page = (ROOT / "hack" / "README.md").read_text()
+    named = {
+        one for row in re.findall(r"^\| (`[^|]+) \|", page, re.M) for one in re.findall(r"`([^`]+)`", row)
+    }
+    files = subprocess.run(["git", "ls-files", "hack"], cwd=ROOT, capture_output=True, text=True, check=True)
+    entries = {line.split("/")[1] + "/" * (line.count("/") > 1) for line in files.stdout.splitlines()}
+    matched = {name: {one for one in entries if fnmatch.fnmatchcase(one, name)} for name in named}
+    assert set().union(*matched.values()) == entries - {"README.md", "__init__.py"}
+    assert all(matched.values()), matched

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.dra.claim_preparation import CDI_KIND, Occupied, prepare_claim
+from nodeagent.dra.claim_preparation import CDI_KIND, prepare_claim
 from nodeagent.dra.device_taints import taints
-from nodeagent.dra.devices import GpuDevice
+from nodeagent.dra.devices import Occupied
+from nodeagent.dra.gpu_device import GpuDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings
 from nodeagent.facts.cdi import spec
 from nodeagent.facts.model import CORDONED, Health, Holding, LimitSupport, Reason, Snapshot

@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.dra import claim_files
-from nodeagent.dra.claim_preparation import Occupied
 from nodeagent.dra.claims import COMPARE_S, GONE_S, ClaimReference
+from nodeagent.dra.devices import Occupied
 from nodeagent.dra.kubelet_service import DEADLINE_S
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.kinds import Refused

@@ -13,8 +13,10 @@ from msgspec.structs import replace
 from nodeagent.agent_config import Config, load
 from nodeagent.config.faults import ConfigError
 from nodeagent.dra import devices
-from nodeagent.dra.devices import GpuDevice, PfDevice, gpu_name, pf_name
+from nodeagent.dra.devices import gpu_name
+from nodeagent.dra.gpu_device import GpuDevice
 from nodeagent.dra.offered import without_plugin_holders
+from nodeagent.dra.pf_device import PfDevice, pf_name
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.offering.offer import Offer
 from tests.support.kind_machines import SICK, WITH_DRIVER, gpu_of, pf_of, vf_of

@@ -16,8 +16,9 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.dra import mig_counters
 from nodeagent.dra.claim_mig import IN_USE_S, SEEN_S, ClaimMig
 from nodeagent.dra.claims import GONE_S, PreparedClaims
-from nodeagent.dra.devices import MIG, MigPlace
+from nodeagent.dra.devices import MIG
 from nodeagent.dra.mig_instances import MigInstances
+from nodeagent.dra.mig_place import MigPlace
 from nodeagent.dra.offered import DraOffer, OfferedPools
 from nodeagent.dra.published_pools import PublishedPools
 from nodeagent.dra.slice_layout import AnsweredDevices, members_of, wanted_slices, writes

@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nodeagent.dra.claim_mig import IN_USE_S, ClaimMig
 from nodeagent.dra.claims import GONE_S, ClaimReference, PreparedClaims
-from nodeagent.dra.devices import MigPlace
 from nodeagent.dra.mig_counters import foreign
 from nodeagent.dra.mig_instances import MigInstances
+from nodeagent.dra.mig_place import MigPlace
 from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.facts.model import MigSlot, Snapshot
 from nodeagent.kinds import Refused

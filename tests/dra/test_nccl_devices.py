@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
 from nodeagent.dra.claim_preparation import prepare_claim
-from nodeagent.dra.devices import PfDevice
+from nodeagent.dra.pf_device import PfDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings
 from nodeagent.facts.model import Function, Rdma, Snapshot
 from nodeagent.kinds.vf import VfPool

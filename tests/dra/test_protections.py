@@ -199,7 +199,7 @@ TABLE = (
     ),
     Protection(
         "Volcano's choice of a GPU is honored or refused",
-        "cluster/test_volcano_deviceshare.py::test_forged_and_stale_annotations_are_refused_with_the_reason",
+        "features/volcano_deviceshare/test_volcano_deviceshare.py::test_forged_and_stale_annotations_are_refused_with_the_reason",
         "the scheduler itself writes the allocation of a claim, which authors of pods cannot",
     ),
     Protection(

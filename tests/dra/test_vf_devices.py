@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
-from nodeagent.dra.claim_preparation import Occupied, prepare_claim
-from nodeagent.dra.devices import PfDevice
+from nodeagent.dra.claim_preparation import prepare_claim
+from nodeagent.dra.devices import Occupied
 from nodeagent.dra.offered import without_plugin_holders
+from nodeagent.dra.pf_device import PfDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Link, Snapshot

@@ -18,10 +18,12 @@ from msgspec import structs
 from nodeagent.fabric import IMMEDIATE, FabricRules, Planner, PlanOutcome, compute
 from nodeagent.fabric.fabric_settings import TierSettings
 from nodeagent.fabric.hypernode import HyperNode
-from nodeagent.fabric.nodelinks import ReportedDomain
+from nodeagent.fabric.known_neighbors import KnownNeighbors
+from nodeagent.fabric.nodelinks import Contender, NodeLink, NodeLinks, ReportedDomain
+from nodeagent.fabric.topology_file import Topology
 from tests.support.examples import examples
 from tests.support.fabrics import partition
-from tests.support.random_halls import Cabling, Links, draw_cabling, draw_lie, report, reports
+from tests.support.random_halls import Cabling, Links, draw_cabling, draw_lie, report, reports, switches
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
 SEED = st.integers(0, 2**64)
@@ -133,6 +135,7 @@ def test_one_witness_joins_what_is_published_together() -> None:
 @example(seed=87138697049, units=2, small=True, replaces=True)
 @example(seed=2663, units=3, small=True, replaces=True)
 @example(seed=742912719638, units=6, small=True, replaces=True)
+@example(seed=508737283325, units=4, small=True, replaces=False)
 @given(seed=SEED, units=st.integers(2, 6), small=st.booleans(), replaces=st.booleans())
 def test_one_report_of_any_content_joins_and_divides_no_group_of_others(
     seed: int, units: int, small: bool, replaces: bool
@@ -218,12 +221,35 @@ def test_one_cable_in_another_unit_joins_nothing_and_is_named(seed: int, units: 
 
 
 def sure(cabling: Mapping[str, Links]) -> set[str]:
-    """The nodes with most of their links at switches that three nodes have. Two decide about the others."""
+    """The nodes with most of their links at leaf switches that three nodes have. Two decide about the others."""
     nodes = Counter(switch for links in cabling.values() for switch in {switch for _, switch in links})
-    known = {node: [switch for _, switch in links if switch] for node, links in cabling.items()}
+    known = {
+        node: [switch for rail, switch in links if switch and not is_of_all((rail, switch))]
+        for node, links in cabling.items()
+    }
     return {
         node for node, links in known.items() if 2 * sum(nodes[switch] < 3 for switch in links) < len(links)
     }
+
+
+def contested(one: NodeLinks, chance: random.Random, names: Collection[str], most: int = 8) -> NodeLinks:
+    """The report with another switch as the neighbor of some links, whose own one is a contender."""
+    links = list(one.links)
+    for i in chance.sample(range(len(links)), min(most, len(links))):
+        neighbor, name = links[i].neighbor, chance.choice([*names])
+        if neighbor is not None:
+            contender = Contender(
+                chassis_id=neighbor.chassis_id, port_id=neighbor.port_id, system_name=neighbor.system_name
+            )
+            first = structs.replace(
+                neighbor,
+                chassis_id=structs.replace(neighbor.chassis_id, value=f"chassis of {name}"),
+                system_name=name,
+                contested=True,
+                contenders=(contender,),
+            )
+            links[i] = structs.replace(links[i], neighbor=first)
+    return structs.replace(one, links=tuple(links))
 
 
 def nodes_below(outcome: PlanOutcome, tier: int) -> Groups:
@@ -283,6 +309,121 @@ def test_one_report_of_any_content_joins_and_divides_no_group_of_an_upper_tier(
     assume(partition(before) == units_of(cabling))
     after = planned({**cabling, node: lie})
     assert not changes(nodes_below(before, 2), nodes_below(after, 2), node)
+
+
+@settings(max_examples=examples(60))
+@example(seed=751782465221, units=2)
+@example(seed=985680179459, units=4)
+@example(seed=26603634486, units=3)
+@example(seed=833787607840, units=3)
+@example(seed=27477887556, units=2)
+@given(seed=SEED, units=st.integers(2, 5))
+def test_one_report_of_any_content_changes_no_group_beside_contested_links(seed: int, units: int) -> None:
+    """A few links of others have a bridge as neighbor, with the switch as contender. The report may name the switch
+    ports of these, contenders of its own, and the names of others for a chassis ID."""
+    chance = random.Random(seed)
+    cabling = draw_cabling(chance, units, rails=chance.randint(3, 8), sizes=range(3, 17))
+    node = chance.choice((*sorted(cabling), "liar"))
+    lie = contested(report(node, draw_lie(chance, cabling)), chance, switches(cabling))
+    cabling.pop(node, None)
+    bridged = set(chance.sample(sorted(cabling), 2))
+    honest = [
+        contested(one, chance, ["bridge"], 1) if one.node_name in bridged else one for one in reports(cabling)
+    ]
+    ports = [link.neighbor.port_id for one in honest for link in one.links[:1] if link.neighbor is not None]
+    lie = structs.replace(
+        lie,
+        links=tuple(
+            link
+            if link.neighbor is None or chance.random() < 0.5
+            else structs.replace(link, neighbor=structs.replace(link.neighbor, port_id=chance.choice(ports)))
+            for link in lie.links
+        ),
+    )
+    before = compute(honest, rules=NOW)
+    assume(partition(before) == units_of(cabling))
+    heard: Cabling = {
+        one.node_name: tuple(
+            (link.rail, (link.neighbor and link.neighbor.system_name) or "") for link in one.links
+        )
+        for one in honest
+    }
+    decided = sure(heard)
+    groups = {group & decided for group in partition(before)}
+    for published in ((), before.hypernodes):
+        after = partition(compute([*honest, lie], published=published, rules=NOW))
+        assert not changes(groups, {group & (decided | {node}) for group in after}, node)
+
+
+@settings(max_examples=examples(60))
+@given(seed=SEED, units=st.integers(2, 5))
+def test_one_report_of_any_ports_takes_no_known_neighbor_from_others(seed: int, units: int) -> None:
+    """The operator's file has the neighbor of each InfiniBand port. The report has ports of others, by GUID and by the
+    names of their devices, and neighbors of its own: it changes no group, and no link of another report."""
+    chance = random.Random(seed)
+    cabling = draw_cabling(chance, units, sizes=range(3, 12))
+    guids = {
+        (node, i): f"{i:08x}{n:08x}" for n, node in enumerate(cabling) for i in range(len(cabling[node]))
+    }
+    whole = {one.node_name: one for one in reports(cabling)}
+    of_port = {(node, i): whole[node].links[i].neighbor for node, i in guids}
+    known = KnownNeighbors(
+        {guids[port]: neighbor for port, neighbor in of_port.items() if neighbor is not None},
+        {(node, f"mlx5_{i}"): neighbor for (node, i), neighbor in of_port.items() if neighbor is not None},
+    )
+
+    def silent(node: str, i: int, link: NodeLink, guid: str) -> NodeLink:
+        """The link without a neighbor of its own, or with one that has expired; known by its device or its GUID."""
+        neighbor = None if link.neighbor is None else structs.replace(link.neighbor, stale=True)
+        mac = ":".join(
+            ("00:00:00:00:fe:80:00:00:00:00:00:00", *(guid[at : at + 2] for at in range(0, 16, 2)))
+        )
+        return structs.replace(
+            link,
+            neighbor=chance.choice((None, neighbor)),
+            mac=mac if chance.random() < 0.7 else None,
+            rdma_device=f"mlx5_{i}",
+        )
+
+    honest = {
+        node: structs.replace(
+            one, links=tuple(silent(node, i, link, guids[node, i]) for i, link in enumerate(one.links))
+        )
+        for node, one in whole.items()
+    }
+    liar = chance.choice((*sorted(cabling), "liar"))
+    links = report(liar, draw_lie(chance, cabling)).links
+    lie = structs.replace(
+        report(liar, ()),
+        links=tuple(
+            link if chance.random() < 0.5 else silent(liar, i, link, chance.choice([*guids.values()]))
+            for i, link in enumerate(links)
+        ),
+    )
+
+    def planned(told: Mapping[str, NodeLinks], published: Collection[HyperNode] = ()) -> PlanOutcome:
+        planner = Planner(NOW, Topology(neighbors=known))
+        for hypernode in published:
+            planner.hypernode(hypernode.name, hypernode)
+        for name, one in told.items():
+            planner.report(name, one)
+        return planner.plan(0.0)
+
+    others = {name: one for name, one in honest.items() if name != liar}
+    assert {name: known.complete(one) for name, one in others.items()} == {
+        name: structs.replace(
+            one,
+            links=tuple(structs.replace(link, neighbor=of_port[name, i]) for i, link in enumerate(one.links)),
+        )
+        for name, one in others.items()
+    }
+    before = planned(others)
+    assume(partition(before) == units_of(others))
+    decided = sure({node: links for node, links in cabling.items() if node != liar})
+    groups = {group & decided for group in partition(before)}
+    for published in ((), before.hypernodes):
+        after = partition(planned({**others, liar: lie}, published))
+        assert not changes(groups, {group & (decided | {liar}) for group in after}, liar)
 
 
 @given(seed=SEED, racks=st.integers(2, 4), trays=st.integers(3, 9))

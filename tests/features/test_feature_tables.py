@@ -1,26 +1,49 @@
-"""The table of features: each feature has a row, and one that is off costs nothing."""
+"""The tables of features: each feature has a row, and one that is off costs nothing."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nodeagent import agent
+from nodeagent.agent_config import Config
+from nodeagent.agent_features import AGENT
+from nodeagent.cluster import agent_tasks
 from nodeagent.controller import Controller
-from nodeagent.feature_tables import CONTROLLER
+from nodeagent.controller_features import CONTROLLER
+from nodeagent.features.nvsentinel.sentinel_settings import NvSentinelSettings
+from nodeagent.features.rail_probing.rail_settings import RailsSettings
+from nodeagent_lab.sim.machine import Machine
 from tests.controller.test_controller import cluster, groups, running
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
-LOADED = {
+OF_AGENT = {
+    "nvsentinel", "nvsentinel.sentinel_settings", "nvsentinel.sentinel_task", "rail_probing",
+    "rail_probing.probe_task", "rail_probing.rail_settings", "seam", "volcano_deviceshare",
+    "volcano_deviceshare.deviceshare_task",
+}  # fmt: skip
+OF_CONTROLLER = {
     "cluster_jobs", "min_links_marks", "other_programs", "other_programs.keeping", "other_programs.kept_settings",
     "rail_probing", "rail_probing.rail_keeping", "rail_probing.rail_keeping_settings", "seam", "startup_taint",
     "switches", "switches.switch_asking", "switches.switch_settings",
 }  # fmt: skip
 """Of features that are off: their settings and what their rows name."""
-START = """
+START_AGENT = """
+import asyncio, sys
+from pathlib import Path
+from nodeagent.agent import Agent, AgentOptions
+from nodeagent.agent_config import Config
+async def start():
+    return Agent(Config(), AgentOptions(Path(sys.argv[1]), Path(sys.argv[1])))
+kept = asyncio.run(start())
+print(*(one for one in sys.modules if one.startswith("nodeagent.features.")))
+"""
+START_CONTROLLER = """
 import asyncio, sys
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
@@ -32,18 +55,50 @@ print(*(one for one in sys.modules if one.startswith("nodeagent.features.")))
 """
 
 
-def test_of_a_feature_that_is_off_its_settings_and_its_row_are_loaded() -> None:
+@pytest.mark.parametrize(("start", "loaded"), [(START_AGENT, OF_AGENT), (START_CONTROLLER, OF_CONTROLLER)])
+def test_of_a_feature_that_is_off_its_settings_and_its_row_are_loaded(
+    start: str, loaded: set[str], tmp_path: Path
+) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", START], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", start, str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert {one.removeprefix("nodeagent.features.") for one in done.stdout.split()} == loaded
+
+
+@pytest.mark.parametrize("table", [AGENT, CONTROLLER], ids=["agent", "controller"])
+def test_each_feature_has_one_row(table: tuple[Any, ...]) -> None:
+    modules = {name for row in table for name in row.start.__code__.co_names if name.startswith("start_")}
+    assert len(modules) == len(table) == len({row.name for row in table})
+
+
+async def test_features_of_the_agent_that_are_off_run_nothing_without_an_api_server(tmp_path: Path) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
+    parts = agent.Agent(Config(), agent.AgentOptions(tmp_path, tmp_path)).features
+    assert parts.keys() == {row.name for row in AGENT}
+    assert [name for name, part in parts.items() if part.tasks or [*part.samples()]] == []
+    assert {name for part in parts.values() for name in part.writers} == {"volcano"}, "its setting may change"
+
+
+async def test_no_feature_of_the_agent_takes_the_name_of_another_task_or_the_path_of_another_page(
+    tmp_path: Path,
+) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
+    config = Config(
+        rails=RailsSettings(probe=True),
+        nv_sentinel=NvSentinelSettings(socket="/run/nvs.sock"),
     )
-    assert {one.removeprefix("nodeagent.features.") for one in done.stdout.split()} == LOADED
-
-
-def test_each_feature_has_one_row() -> None:
-    modules = {
-        name for row in CONTROLLER for name in row.start.__code__.co_names if name.startswith("start_")
-    }
-    assert len(modules) == len(CONTROLLER) == len({row.name for row in CONTROLLER})
+    whole = agent.Agent(config, agent.AgentOptions(tmp_path, tmp_path))
+    parts = whole.features.values()
+    assert {name for part in parts for name in part.tasks} == {"nvsentinel"}
+    of_writers = [name for part in parts for name in part.writers]
+    assert sorted(of_writers) == ["rail-probes", "volcano"]
+    whole.features = {}
+    of_core = [*whole._tasks(None), *(part.name for part in agent_tasks.PARTS)]
+    assert not {"nvsentinel", *of_writers} & {*of_core}
+    paths = [path for part in parts for path in (*part.pages, *part.folders)]
+    assert len(paths) == len({*paths})
 
 
 def lines(controller: Controller) -> set[str]:

@@ -14,10 +14,10 @@ from nodeagent.agent_config import Config, load
 from nodeagent.base.stored_file import StoredFile
 from nodeagent.cli import main
 from nodeagent.cluster.affected_devices import affected_pods, failed_devices, reported_devices
-from nodeagent.cluster.nvsentinel.health_events import event_of
 from nodeagent.doctor import capabilities
 from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import CORDONED, HEALTHY, Health, Reason, Snapshot, State
+from nodeagent.features.nvsentinel.health_events import event_of
 from nodeagent.health.cordons import Cordon, cordon_reasons, with_cordon
 from nodeagent.health.service import HealthService
 from nodeagent.host.sysfs import Tree

@@ -16,6 +16,7 @@ from nodeagent_lab.sim.kubelet import PodSpec
 from nodeagent_lab.sim.machine import Machine
 from tests.support.running_agent import Node, node
 
+pytestmark = pytest.mark.usefixtures("with_and_without_features")
 HEAD = "two-gpus-and-two-nics"
 NIC0, NIC1 = f"{HEAD}/nic0", f"{HEAD}/nic1"
 PF0, PF1 = "0000:18:00.0", "0000:9a:00.0"

@@ -17,7 +17,7 @@ from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import GpuMemResource
-from nodeagent.offering.gpu_kinds import gpu_kinds
+from nodeagent.offering.gpu_kinds import GpuContext, gpu_kinds
 from tests.support.kind_machines import SICK, answer_of, gpu_of
 
 KIND = GpuMemory("x/gpu-mem")
@@ -131,7 +131,7 @@ class SlicesOfEachGpu(RuleBasedStateMachine):
 
     def kinds(self) -> list[DeviceKind]:
         entry = GpuMemResource(name="gpu-mem{gpu}")
-        return list(gpu_kinds(entry, self.snapshot, frozenset(), "x", own_cdi=True, mps=MpsShares("/mps")))
+        return list(gpu_kinds(entry, GpuContext(self.snapshot, frozenset(), "x", True, MpsShares("/mps"))))
 
     def held(self) -> tuple[Holding, ...]:
         return tuple(holding for pod in self.pods.values() for holding in pod)

@@ -20,7 +20,7 @@ from nodeagent.kinds.mig import MigDevices
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import MigResource
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.offering.gpu_kinds import gpu_kinds
+from nodeagent.offering.gpu_kinds import GpuContext, gpu_kinds
 from tests.support.kind_machines import SICK, answer_of, as_json, dgx, gpu_of, pf_of, uuid_of
 
 SMALL = "1g.10gb"
@@ -45,7 +45,7 @@ NODE = machine(divided(0, SMALL, SMALL, "3g.40gb"), divided(1, SMALL, "1g.10gb+m
 
 
 def kinds(snapshot: Snapshot, *, own_cdi: bool = True) -> dict[str, MigDevices]:
-    made = gpu_kinds(MigResource(), snapshot, frozenset(), "x", own_cdi=own_cdi, mps=MpsShares("/mps"))
+    made = gpu_kinds(MigResource(), GpuContext(snapshot, frozenset(), "x", own_cdi, MpsShares("/mps")))
     return {kind.resource: kind for kind in made if isinstance(kind, MigDevices)}
 
 

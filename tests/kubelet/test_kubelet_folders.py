@@ -97,7 +97,7 @@ async def test_pods_that_hold_vfs_are_read_from_the_root_of_the_kubelet() -> Non
         assert told == dict.fromkeys(ids, "is held by pod default/p (container main)")
         unknown = PodHolders(tree)
         assert await asyncio.to_thread(unknown.of, vf_of(pf_of(0), 0)) is None
-        assert "--kubelet-dir takes another --root-dir of the kubelet" in (unknown.problem or "")
+        assert "--kubelet-dir takes another --root-dir of the kubelet" in (unknown.error or "")
 
 
 async def found(root: Path, kubelet_dir: str, device_plugins_dir: Path | None = None) -> dict[str, str]:

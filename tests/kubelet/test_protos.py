@@ -15,7 +15,7 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 
-from nodeagent.cluster.nvsentinel import health_event_pb2
+from nodeagent.features.nvsentinel import health_event_pb2
 from nodeagent.kube import (
     deviceplugin_pb2,
     dra_health_v1_pb2,
@@ -30,7 +30,7 @@ DRA = {"dra_v1": dra_v1_pb2}
 DRA_HEALTH = {"dra_health_v1alpha1": dra_health_v1alpha1_pb2, "dra_health_v1": dra_health_v1_pb2}
 PROTOS = ("deviceplugin", "pluginregistration", "podresources", *DRA, *DRA_HEALTH, "health_event")
 PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {
-    "health_event": "nodeagent/cluster/nvsentinel",
+    "health_event": "nodeagent/features/nvsentinel",
 }
 MODULES = {
     "deviceplugin": deviceplugin_pb2,

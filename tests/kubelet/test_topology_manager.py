@@ -1,4 +1,4 @@
-"""docs/numa.md: the agent under each policy and scope of the Topology Manager, on a node with a GPU and a NIC on each
+"""docs/rails.md: the agent under each policy and scope of the Topology Manager, on a node with a GPU and a NIC on each
 of two NUMA nodes.
 
 Every admitted pod has the number of devices that it asked for, no device is held twice, and under an aligning policy
@@ -101,7 +101,11 @@ async def test_an_init_container_with_slices_needs_the_scope_of_the_pod() -> Non
 
 
 def test_the_settings_on_the_page_are_those_that_work() -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "numa.md").read_text(), re.S)
+    (block,) = re.findall(
+        r"```yaml\n(.*?)```",
+        (ROOT / "docs" / "rails.md").read_text().partition("\n## NUMA alignment\n")[2],
+        re.S,
+    )
     settings = yaml.safe_load(block)
     assert settings["kind"] == "KubeletConfiguration"
     assert (settings["topologyManagerPolicy"], settings["topologyManagerScope"]) == (

@@ -10,15 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from hack.docs import metric_notes, metrics
+from hack.docs.metrics import CATALOG
 from hack.docs.sample_texts import TEXTS
-from nodeagent.feature_tables import families_of_controller
+from nodeagent.agent_features import AGENT
+from nodeagent.controller_features import families_of_controller
 from nodeagent.health.rules import NIC_RULE_KEYS, NIC_RULES
 from nodeagent.health.rules.gpu_rules import MEASURED_KEYS
 from nodeagent.measurements.family import Family
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, SAMPLED
 from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
-from nodeagent.metrics.exposition import CATALOG
 from nodeagent.metrics.fact_metrics import FACT_FAMILIES
 from tests.support import golden
 from tests.support.findings import one_item
@@ -55,7 +56,8 @@ def test_a_family_is_named_and_explained(family: Family) -> None:
 
 
 def test_a_family_has_one_origin() -> None:
-    families = [*SAMPLED, *(one.family for one in (*FACT_FAMILIES, *AGENT_FAMILIES))]
+    computed = (FACT_FAMILIES, AGENT_FAMILIES, *(row.families for row in AGENT))
+    families = [*SAMPLED, *(one.family for each in computed for one in each)]
     for each in (families, CONTROLLER):
         assert [name for name, count in Counter(family.name for family in each).items() if count > 1] == []
     assert list(CATALOG.values()) == families

@@ -11,10 +11,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from nodeagent import __version__
+from nodeagent.controller_features import CONTROLLER, families_of_controller
 from nodeagent.fabric import compute
 from nodeagent.fabric.jobs import JobFabric, JobKey
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
-from nodeagent.feature_tables import CONTROLLER, families_of_controller
 from nodeagent.metrics.controller_metrics import ControllerInput, render_page
 
 
@@ -32,6 +32,7 @@ def full_input() -> ControllerInput:
         leading=True,
         feature_writes=[(("apply", "railpartners", "ok"), 8)],
         maintenance={("n", "nic0", "enp1", "0000:18:00.0"): 1.8e9, ("n", "", "", ""): 1.7e9},
+        away={("n", "nodeagent-t1-leaf", "unreachable"): 1.7e9},
     )
 
 

@@ -17,12 +17,13 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from hack.docs.metrics import CATALOG
 from nodeagent.facts.model import Health, Holding, Identifier, Neighbor, Reason, Snapshot, State
 from nodeagent.host.clock import boottime
 from nodeagent.kubelet.withheld import Withheld
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS
-from nodeagent.metrics.exposition import CATALOG, Exposition
+from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import LABEL_TEXT_MAX, OPENMETRICS, PLAIN_TYPE, label, negotiate
 from nodeagent.web.metrics_page import MetricsPage

@@ -48,6 +48,7 @@ ABSENT = {
 """Families that have series only in case of trouble."""
 CONTROLLER = (
     "nodeagent_maintenance",
+    "nodeagent_node_away",
     "nodeagent_fabric_",
     "nodeagent_controller_",
     "nodeagent_switch",

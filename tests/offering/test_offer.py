@@ -265,7 +265,7 @@ def test_a_name_with_the_index_makes_one_resource_for_each_gpu_which_it_keeps_wh
         parents = {kind.resource: [it.parent for it in kind.devices(facts)] for kind in made}
         assert parents == {"example.com/gpu-mem1": ["GPU-1"], "example.com/gpu-mem2": ["GPU-2"]}
     (trouble,) = Offer(config).troubles(machine())
-    assert trouble.message == "gpu-mem{gpu}: nothing is offered: no GPU is selected"
+    assert trouble.message == "gpu-mem{gpu}: nothing is offered: this machine has no GPU"
 
 
 def test_one_selection_may_be_sliced_and_divided_because_the_mode_of_each_gpu_decides() -> None:

@@ -367,7 +367,7 @@ def test_the_help_teaches_the_steps() -> None:
     assert done.returncode == 0
     for verb in ("version", "base", "notices", "check", "build", "push"):
         assert verb in done.stdout
-    assert "docs/releases.md" in done.stdout
+    assert "docs/project.md" in done.stdout
 
 
 def test_the_tools_of_a_release_have_the_versions_of_the_tests() -> None:

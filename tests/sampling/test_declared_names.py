@@ -40,7 +40,7 @@ READERS = {
     Source.VF: (),
     Source.KERNEL: ("sampling/event_readers",),
     Source.ADMINISTRATION: ("sampling/event_readers",),
-    Source.RAILS: ("rails/rail_probes", "cluster/rail_watch"),
+    Source.RAILS: ("features/rail_probing/rail_probes", "features/rail_probing/rail_watch"),
     Source.GPU: ("host/nvml_vitals", "host/nvml_profiling", "sources/nvml_session", "sources/gpu_publisher"),
 }
 """The modules that make the sample names of a source."""

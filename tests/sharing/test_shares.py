@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from nodeagent.dra.claim_preparation import prepare_claim
-from nodeagent.dra.devices import gpu_devices
+from nodeagent.dra.gpu_device import gpu_devices
 from nodeagent.dra.prepared_claim import PreparedClaim, container_shares, holdings
 from nodeagent.facts.model import ClaimUser, Holding, VgpuShare
 from nodeagent.kinds.volcano_vgpus import MEMORY, NUMBER, VgpuParts, VgpuPlaces

@@ -16,8 +16,10 @@ from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_mig import ClaimMig
 from nodeagent.dra.claims import ClaimReference, PreparedClaims
-from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice
+from nodeagent.dra.devices import DraDevice
+from nodeagent.dra.gpu_device import GpuDevice
 from nodeagent.dra.offered import DraOffer, OfferedPools
+from nodeagent.dra.pf_device import PfDevice
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.facts.model import Snapshot
 from nodeagent.kube import pluginregistration_pb2

@@ -7,8 +7,9 @@ import pytest
 
 @pytest.fixture(params=["features", "core alone"])
 def with_and_without_features(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controller has all features, then none."""
-    from nodeagent import feature_tables
+    """The daemons have all features, then none."""
+    from nodeagent import agent_features, controller_features
 
     if request.param == "core alone":
-        monkeypatch.setattr(feature_tables, "CONTROLLER", ())
+        monkeypatch.setattr(agent_features, "AGENT", ())
+        monkeypatch.setattr(controller_features, "CONTROLLER", ())

@@ -32,9 +32,9 @@ from nodeagent.fabric.rail_suspects import (
     agreed,
     suspects,
 )
+from nodeagent.features.rail_probing.leg_windows import SLOT_S, LegWindows
 from nodeagent.features.rail_probing.rail_keeper import JUDGE_S
-from nodeagent.rails.leg_windows import SLOT_S, LegWindows
-from nodeagent.rails.rail_probes import FORGOTTEN_S, MISSING_S
+from nodeagent.features.rail_probing.rail_probes import FORGOTTEN_S, MISSING_S
 
 PATHS = 32
 """Uplinks of a leaf switch, and planes of a spine tier."""

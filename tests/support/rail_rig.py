@@ -25,13 +25,13 @@ from nodeagent.fabric.rail_partners import (
     RailPartnersSpec,
 )
 from nodeagent.facts.model import RailCheck
-from nodeagent.rails.check_guests import ReadAddresses
-from nodeagent.rails.probe_caps import IpInterface
-from nodeagent.rails.rail_burst import RailBurst
-from nodeagent.rails.rail_probes import SLOT_S, TICK_S, RailLink, RailProbes, checks
-from nodeagent.rails.rail_settings import RailsSettings
-from nodeagent.rails.rail_socket import open_rail_socket
-from nodeagent.rails.rail_views import BurstResult
+from nodeagent.features.rail_probing.check_guests import ReadAddresses
+from nodeagent.features.rail_probing.probe_caps import IpInterface
+from nodeagent.features.rail_probing.rail_burst import RailBurst
+from nodeagent.features.rail_probing.rail_probes import SLOT_S, TICK_S, RailLink, RailProbes, checks
+from nodeagent.features.rail_probing.rail_settings import RailsSettings
+from nodeagent.features.rail_probing.rail_socket import open_rail_socket
+from nodeagent.features.rail_probing.rail_views import BurstResult
 from nodeagent_lab.sim.netns import Netns, veth
 
 HOSTS, SPINES = 8, 4

@@ -9,6 +9,7 @@ have; less than half of a node's links do.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
@@ -85,11 +86,18 @@ def draw_cabling(
             if management:
                 links.append((30, "management"))
             cabling[f"su{unit}-n{n:02}"] = tuple(links)
+    nodes = Counter(switch for links in cabling.values() for switch in {switch for _, switch in links})
+    unit_sizes = Counter(node.partition("-")[0] for node in cabling)
     for i in range(odd):
         for node in chance.sample(sorted(cabling), min(len(cabling), chance.choice((1, 1, 2, 3)))):
-            own = sum(switch.startswith("su") for _, switch in cabling[node])
+            links = list(cabling[node])
+            own = sum(switch.startswith("su") for _, switch in links)
             if own > 2 * (i + 1):
-                cabling[node] += ((40 + i if chance.random() < 0.8 else None, f"border{i}"),)
+                links.append((40 + i if chance.random() < 0.8 else None, f"border{i}"))
+            few = sum(2 * nodes[switch] < unit_sizes[node.partition("-")[0]] for _, switch in links)
+            shared = sum(switch.startswith(("storage", "management")) for _, switch in links)
+            if 2 * few < len(links) - shared:
+                cabling[node] = tuple(links)
     return {
         node: tuple((rail, "" if chance.random() < holes else switch) for rail, switch in links)
         for node, links in cabling.items()

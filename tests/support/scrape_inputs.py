@@ -15,6 +15,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from hack.docs.sample_texts import TEXTS
+from nodeagent import agent_features
 from nodeagent.agent_config import Config
 from nodeagent.base.unwritable_memory import UnwritableMemory
 from nodeagent.commands.scan.listing import scan_machine
@@ -239,4 +240,5 @@ def page(
     series_max: int = 10_000,
     left_out: Container[str] = OTHER_LIMITS,
 ) -> str:
-    return "".join(Exposition(series_max, left_out).pieces(shown, openmetrics))
+    further = [family for row in agent_features.AGENT for family in row.families]
+    return "".join(Exposition(series_max, left_out, further).pieces(shown, openmetrics))

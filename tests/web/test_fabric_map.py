@@ -19,6 +19,7 @@ from msgspec import structs
 
 from nodeagent.base.change_log import Change
 from nodeagent.fabric import FabricRules, HyperNode, Planner
+from nodeagent.fabric.away_nodes import AwayNode
 from nodeagent.fabric.fabric_settings import IMMEDIATE
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.nodelinks import HeldVf, RailLeg, VfHolder
@@ -120,6 +121,44 @@ def test_a_link_under_maintenance_is_hatched_and_says_why(browser: Browser, tmp_
     page.search("su000-leaf-r1")
     page.tab.key("Enter")
     wait_until(lambda: page.detail().count("under maintenance") == 2, what="the panel of the switch")
+    assert page.complaints() == []
+    page.tab.close()
+
+
+def test_the_cells_of_a_node_that_is_away_are_grey_frames_and_its_panel_says_why(
+    browser: Browser, tmp_path: Path
+) -> None:
+    cables = fabrics.rails(2, 4, 2)
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
+    for node, row in cables.items():
+        planner.report(node, fabrics.links(node, row))
+    first, *_, last = cables
+    rack = [node for node in cables if node.startswith("su001")]
+    for node in (first, *rack):
+        planner.inputs.take_away(
+            node, AwayNode("unreachable", 1_767_225_000.0, "its <b>kubelet</b> does not answer")
+        )
+    view = fabric_view(planner.prepare(0.0)(), 0.0, 1_767_225_600.0)
+    file = tmp_path / "map.html"
+    file.write_text(self_contained("fabric", msgspec.json.encode(view)))
+    page = MapPage(browser.tab(f"file://{file}"))
+    drawn = (
+        "(({ model }) => model.content.nodes.map((name, i) => [name, model.cell(i, 0, 'health').symbol.color]))"
+        "(document.getElementById('map').fabricMap)"
+    )
+    grey = {name for name, color in page.tab.value(drawn) if color == "--unused"}
+    assert grey == {first, *rack}
+    assert "its node is away" in page.tab.text("#legend")
+    assert "5 nodes away" in page.tab.text("#summary")
+    listed = page.tab.text("#list")
+    assert "4 nodes went away at once" in listed
+    assert "su001-n[000-003]" in listed
+    page.click_cell(last, "rail1")
+    assert "its node is away: as last reported" in page.detail()
+    page.search(last)
+    page.tab.key("Enter")
+    wait_until(lambda: "its <b>kubelet</b> does not answer" in page.detail(), what="the panel of the node")
+    assert "4 nodes went away at once" in page.detail()
     assert page.complaints() == []
     page.tab.close()
 

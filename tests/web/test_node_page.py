@@ -203,6 +203,7 @@ def test_hostile_names_on_the_node_page_stay_text_in_their_place(
     ]  # fmt: skip
     nic["remarks"] = [{"link": hostile, "key": hostile, "detail": hostile}]
     nic["vfs"][0]["holder"] = hostile
+    nic["pods"] = document["places"][0]["pods"] = [hostile]
     document["resources"] = [
         {
             "name": hostile, "devices": 1, "healthy": 1, "held": 1, "registered": False, "reason": hostile,

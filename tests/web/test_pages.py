@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 from typing import ClassVar
 
-import pytest
 from msgspec.structs import replace
 
 from nodeagent.base.change_log import ChangeLog
@@ -31,13 +29,8 @@ from nodeagent.sources.nvml_session import DriverVitals
 from nodeagent.web import pages
 from nodeagent.web.machine_view import OfferView, machine_view
 from nodeagent.web.pages import Pages, PageSources, device_counts
-from nodeagent.web.server import PageRequest
 from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts
-
-
-async def no_check(node: str, to: str, seconds: float) -> bytes:
-    return json.dumps([node, to, seconds]).encode()
 
 
 def pages_of(
@@ -60,8 +53,6 @@ def pages_of(
         explained_health=lambda: b"[]\n",
         machine_view=lambda: machine_view((), inventory.snapshot, ()),
         neighbor_view=lambda: b"{}\n",
-        rail_view=lambda: b"{}\n",
-        check_rails=no_check,
         configuration_fault=lambda: "",
         stuck_threads=lambda: 0,
         cluster_writes=Deliveries().writes,
@@ -177,19 +168,3 @@ def test_the_pages_fill_each_value_of_a_scrape() -> None:
     by_the_renderer = {"facts", "dropped"}
     missing = set(ScrapeInput.__struct_fields__) - filled - by_the_renderer
     assert not missing, "nodeagent/web/pages.py makes a ScrapeInput without them"
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "said"),
-    [
-        ("/rails/check/gpu-1/gpu-2/5", 200, ["gpu-1", "gpu-2", 5.0]),
-        ("/rails/check/gpu-1/gpu-2", 404, None),
-        ("/rails/check/gpu-1//5", 404, None),
-        ("/rails/check/gpu-1/gpu-2/-5", 404, None),
-        ("/rails/check", 404, None),
-    ],
-)
-async def test_a_check_of_the_rails_names_two_nodes_and_seconds(path: str, status: int, said: object) -> None:
-    page = await pages_of()._check_rails(PageRequest("GET", path, {}, keep_alive=True))
-    assert page.status == status
-    assert said is None or json.loads(page.body) == said

@@ -14,7 +14,7 @@ import msgspec
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
-from nodeagent.base.plain_text import one_line
+from nodeagent.base.plain_text import few, one_line
 from nodeagent.config.faults import did_you_mean
 from nodeagent.console.agent_query import (
     ASK_AGAIN_S,
@@ -45,6 +45,7 @@ from nodeagent.console.terminal import (
     screen_section,
     watching,
 )
+from nodeagent.facts.device_pods import pods_by_device
 from nodeagent.facts.model import StaleSource, State
 from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.health.health_settings import effective
@@ -123,7 +124,9 @@ async def _own(config: Config, root: Path) -> AsyncIterator[DeviceHealth]:
             snapshot = sources.inventory.snapshot
             names = nics_of_machine(config, root, snapshot)
             offered = offered_by_machine(config, root, snapshot)
-            views = _VIEWS.decode(sources.gpu_publisher.health.explain_json(names, offered))
+            views = _VIEWS.decode(
+                sources.gpu_publisher.health.explain_json(names, offered, pods_by_device(snapshot))
+            )
             yield DeviceHealth(views, unanswered(snapshot.stale_sources))
             await asyncio.sleep(ASK_AGAIN_S)
 
@@ -213,6 +216,10 @@ def _sentences(view: DeviceView) -> Iterator[str]:
         yield f"{reason.key}: {reason.detail}"
         if (rule := rules.get(reason.key)) is not None:
             yield f"{GAP}{_live(rule)}"
+    if view.reasons and view.pods:
+        yield f"pods: {', '.join(few(view.pods))}"
+    if view.reasons and view.remedy:
+        yield f"do: {view.remedy}"
 
 
 def _live(rule: RuleView) -> str:

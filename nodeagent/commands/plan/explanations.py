@@ -139,6 +139,9 @@ def _node(preview: Preview, node: str) -> Iterator[str | Table]:
     else:
         yield f"The node {node} is in {lowest}{_parents(preview, lowest)}."
     report = plan.levels.reports.get(node)
+    if (away := plan.levels.away.get(node)) is not None:
+        since = "" if away.since is None else f" for {duration(time.time() - away.since)}"
+        yield f"It is {away.word}{since}: {away.detail}. Its links are as last reported."
     if report is not None and report.domain:
         yield f"Its GPUs are in the NVLink domain {report.domain}."
     if node in plan.nvlink.adopted:
@@ -193,7 +196,7 @@ def _links(preview: Preview, node: str) -> Iterator[Table]:
         key = pattern.keys[i]
         home = plan.cabling.home(key) if key else None
         group = "" if home is None else plan.names.names.get(home, plain(home.anchor))
-        state = _freshness(report, i) if key else ""
+        state = _freshness(preview, node, report, i) if key else ""
         if not key and slot.neighbor is not None:
             key = shown(slot.neighbor.name or slot.neighbor.chassis)
             state = _not_counted(preview, slot.neighbor)
@@ -254,7 +257,7 @@ def _last_links_at(preview: Preview, name: str) -> list[LinkAt]:
                 slot.neighbor.name.lower(),
                 slot.neighbor.chassis.partition("=")[2].lower(),
             ):
-                rows.append(_link_at(node, report, i))
+                rows.append(_link_at(preview, node, report, i))
         for other, letter in zip(report.others, report.states[len(report.shape) :], strict=False):
             if wanted == other.switch.lower():
                 of = f"of the fabric {shown(other.fabric)}" if other.fabric else "of no fabric"
@@ -313,7 +316,7 @@ def _upper_switch(preview: Preview, key: str) -> Iterator[str | Table]:
 
 def _links_at(preview: Preview, key: str) -> list[LinkAt]:
     return [
-        _link_at(node, report, i)
+        _link_at(preview, node, report, i)
         for pattern in preview.plan.votes.at(key)
         for i, leaf in enumerate(pattern.keys)
         if leaf == key
@@ -321,9 +324,10 @@ def _links_at(preview: Preview, key: str) -> list[LinkAt]:
     ]
 
 
-def _link_at(node: str, report: CompactReport, i: int) -> LinkAt:
+def _link_at(preview: Preview, node: str, report: CompactReport, i: int) -> LinkAt:
     link = report.shape[i].link
-    return node, shown(link), shown(report.ports[i]), _freshness(report, i), link_state(report, link)
+    lldp = _freshness(preview, node, report, i)
+    return node, shown(link), shown(report.ports[i]), lldp, link_state(report, link)
 
 
 def _carried(preview: Preview, rows: Collection[LinkAt]) -> Iterator[str]:
@@ -458,7 +462,9 @@ def _upwards(preview: Preview, name: str | None) -> Iterator[str]:
         name = preview.plan.parent.get(name)
 
 
-def _freshness(report: CompactReport, i: int) -> str:
+def _freshness(preview: Preview, node: str, report: CompactReport, i: int) -> str:
+    if node in preview.plan.levels.away:
+        return "as last reported"
     return "expired" if i in report.stale else "current"
 
 

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from nodeagent.base.duration import duration
+from nodeagent.base.plain_text import few
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan import trouble
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
@@ -24,7 +25,7 @@ from nodeagent.fabric.jobs import ALIASES, KINDS, FabricOfJobs, JobKey, JobPod, 
 from nodeagent.fabric.link_faults import FAULTS, unix
 from nodeagent.fabric.node_lists import hostlist
 from nodeagent.fabric.nodelinks import NOT_UP
-from nodeagent.fabric.troubles import FabricTrouble, few, troubles
+from nodeagent.fabric.troubles import FabricTrouble, troubles
 
 CANDIDATES_MAX = 6
 NO_PODS = "no pod of a job in this input; a file needs those of `kubectl get pods -A -o yaml` too"

@@ -27,6 +27,7 @@ from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.console import user_files
 from nodeagent.console.user_files import UserFileError
 from nodeagent.fabric import hypernode, nodelinks, rail_partners
+from nodeagent.fabric.away_nodes import AwayNode, away_of_document
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
 from nodeagent.fabric.jobs import ListedPod
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
@@ -100,8 +101,11 @@ class Objects:
             if self.reports is not None and kept is not None:
                 self.reports[name] = kept
 
-    def add_node(self, name: str, labels: dict[str, str], annotations: dict[str, str]) -> None:
+    def add_node(
+        self, name: str, labels: dict[str, str], annotations: dict[str, str], away: AwayNode | None = None
+    ) -> None:
         self.nodes[name] = labels
+        self.planner.inputs.take_away(name, away)
         book = self.planner.inputs.maintenance
         if book.take(name, annotations.get(MAINTENANCE_LABEL)) and (fault := book.faults.get(name)):
             self.notes.append(
@@ -389,7 +393,8 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
     elif kind == "Node":
         metadata = document.get("metadata")
         objects.stored += 1
-        objects.add_node(_name(document), *(_texts(metadata, key) for key in ("labels", "annotations")))
+        labels, annotations = (_texts(metadata, key) for key in ("labels", "annotations"))
+        objects.add_node(_name(document), labels, annotations, away_of_document(document, lax=lax))
     elif kind == rail_partners.PARTNERS_KIND:
         try:
             objects.partners[_name(document)] = rail_partners.rail_partners_of(document, lax=lax)

@@ -30,6 +30,7 @@ from nodeagent.console.terminal import note
 from nodeagent.console.user_files import UserFileError
 from nodeagent.controller_config import FabricConfig, read_fabric
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
+from nodeagent.fabric.away_nodes import WatchedNode, away_node
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.jobs import ListedPod, held_links, job_pod
@@ -40,7 +41,7 @@ from nodeagent.fabric.rail_suspects import AGREE_S
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, RAIL_PARTNERS, Partial, Resource
+from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, RAIL_PARTNERS, Resource
 
 NAME_A_CLUSTER = "name a cluster with --kubeconfig FILE"
 OR_READ_FILES = " or read reports with --from FILE (`nodeagent demo --nodes 64 --write DIR` makes some)"
@@ -247,10 +248,10 @@ async def read_cluster(cluster: Access, read: Objects, namespace: str | None = N
     ``ApiError`` and ``SourceError``."""
     client = ApiClient(cluster)
 
-    def take_node(node: Partial) -> None:
+    def take_node(node: WatchedNode) -> None:
         read.stored += 1
-        meta = node.metadata
-        read.add_node(meta.name, dict(meta.labels or {}), meta.annotations or {})
+        meta, away = node.metadata, away_node(node.spec, node.status)
+        read.add_node(meta.name, dict(meta.labels or {}), meta.annotations or {}, away)
 
     def store(document: dict[str, Any], kind: str) -> None:
         store_object({"kind": kind, **document}, read)
@@ -258,7 +259,7 @@ async def read_cluster(cluster: Access, read: Objects, namespace: str | None = N
     takes: tuple[tuple[Resource[Any], Callable[[Any], None], Callable[[], None]], ...] = (
         (NODELINKS, partial(store, kind=NODELINKS.kind), read.drop_reports),
         (HYPERNODES, partial(store, kind=HYPERNODES.kind), read.hypernodes.clear),
-        (NODES.partial, take_node, read.nodes.clear),
+        (NODES.typed(WatchedNode), take_node, read.nodes.clear),
     )
     takes += ((RAIL_PARTNERS, partial(store, kind=RAIL_PARTNERS.kind), read.partners.clear),)
     if read.pods is not None:

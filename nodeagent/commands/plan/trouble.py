@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from nodeagent.base.duration import duration
+from nodeagent.base.plain_text import few
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan.preview import Preview, SourceError, jobs_of_pods, read_preview
 from nodeagent.config.faults import ConfigError
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.terminal import PLAIN, Screen, note, screen, watching, wrapped
 from nodeagent.console.user_files import UserFileError
-from nodeagent.fabric.troubles import FabricTrouble, few, troubles, with_jobs
+from nodeagent.fabric.troubles import FabricTrouble, troubles, with_jobs
 from nodeagent.kube.client import ApiError
 
 _WATCH_MIN_S = 1.0

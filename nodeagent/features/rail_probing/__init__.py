@@ -1,1 +1,1 @@
-"""Probes over the rails: the controller names the place that loses packets."""
+"""Probes over the rails: agents send them, and the controller names the place that loses packets."""

@@ -2,7 +2,7 @@
 
 import { bits, clock, duration, el, pairs, table } from "./dom.js";
 import { chooser, linkTo, reasonKey, symbol } from "./parts.js";
-import { anomalySymbol } from "./symbols.js";
+import { anomalySymbol, AWAY } from "./symbols.js";
 import { troubleEntry } from "./troubles.js";
 
 /**
@@ -36,7 +36,7 @@ function aboutLink(model, found, select, reportOf) {
     el("h2", {}, el("span", {}, symbol(link.state), ` ${link.node} · ${link.name}`)),
     troublesOf(model, found, select),
     pairs(
-      ["State", `${link.state.word}${link.stale ? ", and the LLDP information has expired" : ""}`],
+      ["State", `${link.state === AWAY ? `${link.state.word}: as last reported` : link.state.word}${link.stale ? ", and the LLDP information has expired" : ""}`],
       ["Planned", link.planned.join("; ")],
       ["Lost probes", link.lost.join("; ")],
       ["Column", link.column.title],
@@ -53,6 +53,7 @@ function aboutLink(model, found, select, reportOf) {
 function aboutNode(model, found, select, reportOf) {
   const group = model.content.hypernodes[model.content.groups[found.node]];
   const shape = model.shapes[model.content.shapesOf[found.node]];
+  const away = model.away.get(found.name);
   const rows = (shape?.links ?? []).map((_, i) => {
     const link = model.link(found.node, i);
     const planned = `${link.planned.length ? ", under maintenance" : ""}${link.lost.length ? `, loses probes: ${link.lost.join(", ")}` : ""}`;
@@ -68,6 +69,7 @@ function aboutNode(model, found, select, reportOf) {
     el("h2", {}, el("span", { text: found.name })),
     pairs(
       ["Leaf group", group && chooser(group.name, `hypernode:${group.name}`, select)],
+      ["Away", away && `${away.what}${away.since ? `, since ${clock(away.since)}` : ""}: ${away.detail}. Its links are as last reported.`],
       ["Not placed", model.unplaced.get(found.name)],
       ["Planned", model.plannedOn(found.name, "").join("; ")],
       ["Report", !shape && "none: is the agent running on this node?"],
@@ -113,6 +115,8 @@ function aboutHyperNode(model, found, select) {
   const group = model.groups.find((entry) => entry.place === place);
   const parent = model.content.hypernodes[hypernode.parent];
   const rows = (group?.nodes ?? []).slice(0, 200).map((node) => {
+    const away = model.away.get(model.nodeName(node));
+    if (away) return [chooser(model.nodeName(node), `node:${model.nodeName(node)}`, select), away.what];
     const bad = group.columns.flatMap((column) => {
       const link = model.linkAt(group, node, column);
       if (link < 0) return [];

@@ -77,7 +77,7 @@ function showMap() {
   map.select(model.find(view.values.at), false);
   showSummary();
   showControls();
-  replace(byId("legend"), legendOf(color, model.fabrics, model.planned.size, model.legs.length).map((entry) => el("li", {}, symbol(entry), entry.word)));
+  replace(byId("legend"), legendOf(color, model.fabrics, model).map((entry) => el("li", {}, symbol(entry), entry.word)));
   const empty = byId("empty");
   empty.hidden = map.layout.blocks.length > 0;
   empty.textContent = model.content.nodes.length ? "Nothing matches the filters." : "No node has reported yet.";
@@ -89,6 +89,7 @@ function showSummary() {
   const leaves = content.hypernodes.filter((entry) => entry.tier === 1).length;
   const parts = [count(content.nodes.length, "node"), count(leaves, "leaf group")];
   for (const [letter, state] of Object.entries(STATES)) if (counts[letter] && letter !== "o") parts.push(`${counts[letter]} ${state.word}`);
+  if (model.away.size) parts.push(`${count(model.away.size, "node")} away`);
   parts.push(count(content.anomalies.length, "anomaly"));
   const legs = model.legs.length + (content.moreLegs ?? 0);
   if (legs) parts.push(`${count(legs, "pair")} of links with lost probes`);
@@ -115,7 +116,7 @@ function showControls() {
 
 function exportSvg() {
   const colors = readColors();
-  const svg = asSvg(model, map.layout, view.values.color, colors, legendOf(view.values.color, model.fabrics, model.planned.size, model.legs.length), document.title);
+  const svg = asSvg(model, map.layout, view.values.color, colors, legendOf(view.values.color, model.fabrics, model), document.title);
   download(`${fileName()}.svg`, "image/svg+xml", svg);
 }
 

@@ -1,6 +1,6 @@
 // The document of the server as objects that the map and the lists use. See nodeagent/fabric/fabric_view.py.
 
-import { anomalySymbol, NO_REPORT, roleSymbol, STATES } from "./symbols.js";
+import { anomalySymbol, AWAY, NO_REPORT, roleSymbol, STATES } from "./symbols.js";
 
 const natural = new Intl.Collator("en", { numeric: true });
 const STALE = 1;
@@ -12,6 +12,7 @@ export class FabricModel {
     this.content = content;
     this.nodeIndex = new Map(content.nodes.map((name, i) => [name, i]));
     this.unplaced = new Map(Object.entries(content.unplaced));
+    this.away = new Map(Object.entries(content.away ?? {}));
     this.fabrics = [content.fabric];
     this.indexAnomalies();
     this.planned = new Map();
@@ -118,13 +119,19 @@ export class FabricModel {
     const place = shape.switches[link];
     return {
       node: this.nodeName(node), name: shape.links[link], column: shape.columns[link],
-      state: STATES[this.content.states[node][link]] ?? NO_REPORT,
+      state: this.stateOf(node, link),
       switch: place < 0 ? "" : this.content.switches[place], port: port < 0 ? "" : this.content.portNames[port],
       stale: Boolean(mark & STALE), contested: Boolean(mark & CONTESTED),
       planned: this.plannedOn(this.nodeName(node), shape.links[link]),
       lost: this.legsAt(this.nodeName(node), shape.links[link]),
       anomalies: this.anomaliesOfLink.get(`${this.nodeName(node)}\n${shape.links[link]}`) ?? [],
     };
+  }
+
+  /** The symbol of a link's state: of a node that is away nothing is known now. */
+  stateOf(node, link) {
+    if (this.away.size && this.away.has(this.nodeName(node))) return AWAY;
+    return STATES[this.content.states[node][link]] ?? NO_REPORT;
   }
 
   /** Words for each leg of a link that loses packets. */
@@ -145,7 +152,7 @@ export class FabricModel {
   /** The symbol of a cell in a color mode, whether it needs attention, and whether work on it is planned. */
   cell(node, link, mode) {
     const shape = this.shapes[this.content.shapesOf[node]];
-    const state = STATES[this.content.states[node][link]] ?? NO_REPORT;
+    const state = this.stateOf(node, link);
     const anomalies = this.anomaliesOfLink.size
       ? this.anomaliesOfLink.get(`${this.content.nodes[node]}\n${shape.links[link]}`) : undefined;
     const stale = this.content.marks[node] !== "" && Boolean(Number(this.content.marks[node][link] ?? 0) & STALE);
@@ -156,11 +163,11 @@ export class FabricModel {
       const symbol = anomalies ? anomalySymbol(anomalies[0].kind) : { color: "--unused", shape: "square" };
       return { symbol, attention: Boolean(anomalies), stale: false, planned };
     }
-    return { symbol: anomalies && !state.trouble ? { ...anomalySymbol(anomalies[0].kind) } : state, attention, stale, planned };
+    return { symbol: anomalies && !state.trouble && state !== AWAY ? { ...anomalySymbol(anomalies[0].kind) } : state, attention, stale, planned };
   }
 
   hasTrouble(node) {
-    if (this.anomaliesOfNode.has(this.nodeName(node)) || this.unplaced.has(this.nodeName(node))) return true;
+    if (this.anomaliesOfNode.has(this.nodeName(node)) || this.unplaced.has(this.nodeName(node)) || this.away.has(this.nodeName(node))) return true;
     for (const letter of this.content.states[node]) if (STATES[letter]?.trouble) return true;
     return this.content.shapesOf[node] < 0;
   }
@@ -173,7 +180,9 @@ export class FabricModel {
     const counts = new Map();
     for (const node of bad) {
       const why = new Set((this.anomaliesOfNode.get(this.nodeName(node)) ?? []).map((anomaly) => anomaly.kind));
-      for (const letter of this.content.states[node]) if (STATES[letter]?.trouble) why.add(STATES[letter].word);
+      const away = this.away.get(this.nodeName(node));
+      if (away) why.add(away.what);
+      else for (const letter of this.content.states[node]) if (STATES[letter]?.trouble) why.add(STATES[letter].word);
       if (this.content.shapesOf[node] < 0) why.add(NO_REPORT.word);
       for (const word of why) counts.set(word, (counts.get(word) ?? 0) + 1);
     }
@@ -190,6 +199,7 @@ export class FabricModel {
       const first = this.find(`link:${node}/${link}`);
       at = first ? `switch:${this.link(first.node, first.link).switch}` : "";
     }
+    if (!this.find(at) && this.content.hypernodes.some(({ name }) => name === trouble.where)) at = `hypernode:${trouble.where}`;
     return this.find(at) ? at : "";
   }
 
@@ -200,13 +210,16 @@ export class FabricModel {
       return this.content.troubles.filter((trouble) => trouble.links.some(([on, link]) => on === node && link === name));
     }
     return this.content.troubles.filter((trouble) => trouble.where === found.name
+      || (found.kind === "node" && (trouble.nodes ?? []).includes(found.name))
       || (found.kind === "node" && trouble.links.some(([node]) => node === found.name))
       || (found.kind === "switch" && this.placeOf(trouble) === `switch:${found.name}`));
   }
 
   countStates() {
     const counts = {};
-    for (const states of this.content.states) for (const letter of states) counts[letter] = (counts[letter] ?? 0) + 1;
+    this.content.states.forEach((states, node) => {
+      if (!this.away.has(this.nodeName(node))) for (const letter of states) counts[letter] = (counts[letter] ?? 0) + 1;
+    });
     return counts;
   }
 

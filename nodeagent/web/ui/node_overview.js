@@ -12,13 +12,13 @@ export function devicesOf(node) {
   const healthOf = (device) => node.health.find((entry) => entry.device === device);
   const nics = byRail(node.nics).map((nic) => ({
     name: nic.name, also: nic.netdev !== nic.name ? nic.netdev : "", state: nic.state, reasons: nic.reasons, remedy: nic.remedy, health: healthOf(nic.address),
-    withdrawn: !nic.allocatable, to: portOf(nic), pods: [...new Set(nic.vfs.map((vf) => vf.holder).filter(Boolean))],
+    withdrawn: !nic.allocatable, to: portOf(nic), pods: nic.pods,
   }));
   const gpus = node.gpus.gpus.map((gpu) => {
     const place = node.places.find((entry) => entry.uuid === gpu.uuid);
     return {
       name: `GPU ${gpu.index}`, also: "", state: gpu.state, reasons: place?.reasons ?? [], remedy: place?.remedy ?? "", health: healthOf(gpu.uuid),
-      withdrawn: false, to: "", pods: gpu.pods.map((pod) => [pod.namespace, pod.pod].filter(Boolean).join("/")),
+      withdrawn: false, to: "", pods: place?.pods ?? [],
     };
   });
   return { nics, gpus };

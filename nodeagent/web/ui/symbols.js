@@ -13,6 +13,7 @@ export const SHAPES = {
   circle: "M5 0A5 5 0 1 1 4.99 0Z",
   bars: "M0 0H10V3.4H0ZM0 6.6H10V10H0Z",
   slash: "M0 8.6L8.6 0L10 1.4L1.4 10Z",
+  frame: "M0 0H10V10H0ZM2.4 2.4V7.6H7.6V2.4Z",
   hatch: "M0 3.5L3.5 0H6.5L0 6.5ZM3.5 10L10 3.5V6.5L6.5 10Z",
 };
 
@@ -30,6 +31,9 @@ export const PLANNED = { word: "under maintenance", color: "--ink", shape: "hatc
 /** A line between two cells; dashed: packets of the full MTU alone. */
 export const LOSSY_LEG = { word: "loses packets between two links", color: "--down", shape: "slash" };
 export const NO_REPORT = { word: "not reported", color: "--unused", shape: "dot" };
+
+/** The links of a node that is away are as last reported, whatever that was. */
+export const AWAY = { word: "its node is away", color: "--unused", shape: "frame" };
 
 const ROLES = [
   { color: "--role-a", shape: "square" },
@@ -56,8 +60,8 @@ export function roleSymbol(fabrics, fabric) {
 }
 
 /** What the legend explains in a color mode, as symbols with a word. */
-export function legendOf(mode, fabrics, planned, legs) {
-  const more = [...(planned ? [PLANNED] : []), ...(legs ? [LOSSY_LEG] : [])];
+export function legendOf(mode, fabrics, { away, planned, legs }) {
+  const more = [...(away.size ? [AWAY] : []), ...(planned.size ? [PLANNED] : []), ...(legs.length ? [LOSSY_LEG] : [])];
   if (mode === "anomaly") return [...ANOMALY_GROUPS, OTHER_ANOMALY, { word: "no anomaly", color: "--unused", shape: "square" }, ...more];
   if (mode === "role") return [...fabrics.map((fabric) => roleSymbol(fabrics, fabric)), ...more];
   return [...Object.values(STATES), ...more];

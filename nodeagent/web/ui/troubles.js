@@ -2,7 +2,9 @@
 
 import { el, since } from "./dom.js";
 import { chooser, entry, few, linkTo, symbol } from "./parts.js";
-import { anomalySymbol, STATES } from "./symbols.js";
+import { anomalySymbol, AWAY, STATES } from "./symbols.js";
+
+const AWAY_REASONS = ["unreachable", "not_ready"];
 
 /** What, since when, where (unless that is `here`), why, whose pods, and what to do. */
 export function troubleEntry(model, one, select, here = "") {
@@ -26,6 +28,7 @@ function runbookLink(model, one) {
 
 function symbolOf(one) {
   if (one.linkCount > 1) return STATES.x;
+  if (one.reasons.some((reason) => AWAY_REASONS.includes(reason))) return AWAY;
   return Object.values(STATES).find((state) => state.word === one.what) ?? anomalySymbol(one.reasons[0] ?? one.what);
 }
 

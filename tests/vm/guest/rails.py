@@ -17,7 +17,6 @@ from pathlib import Path
 
 from ground import Json, netdev_of, read, sh
 
-from nodeagent.cluster.rail_watch import rail_view, read_rail_links
 from nodeagent.fabric.rail_partners import (
     AnsweredPartner,
     ProbedPartner,
@@ -26,9 +25,10 @@ from nodeagent.fabric.rail_partners import (
     RailPartnersSpec,
 )
 from nodeagent.facts.model import Link
-from nodeagent.rails.rail_probes import SLOT_S, TICK_S, RailLink, RailProbes, checks
-from nodeagent.rails.rail_settings import RailsSettings
-from nodeagent.rails.rail_socket import open_rail_socket
+from nodeagent.features.rail_probing.rail_probes import SLOT_S, TICK_S, RailLink, RailProbes, checks
+from nodeagent.features.rail_probing.rail_settings import RailsSettings
+from nodeagent.features.rail_probing.rail_socket import open_rail_socket
+from nodeagent.features.rail_probing.rail_watch import rail_view, read_rail_links
 from nodeagent_lab.sim.netns import Netns
 
 TICK_REAL_S = 0.04

@@ -275,7 +275,8 @@ class NodeShow(DemoSteps):
         )
         took = 1000 * (time.monotonic() - began)
         now = self._kubelet.allocatable()[resource]
-        self.say(f"{event}: {took:.0f} ms later {resource} has {now} allocatable, {before} before")
+        moved = "falls" if now < before else "rises"
+        self.say(f"{event}: after {took:.0f} ms allocatable {resource} {moved} from {before} to {now}")
 
     async def _until(self, predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
         try:

@@ -1,0 +1,31 @@
+"""Files of other programs that are given in place of ours: known by their keys, with the page that has the way from
+there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+_SRIOV = "docs/migration.md#sriov-network-device-plugin has its settings beside those of nodeagent"
+_NVIDIA = "docs/migration.md#nvidia-device-plugin-nvidiacomgpu has its settings beside those of nodeagent"
+_BY_KIND = {
+    "ConfigMap": "a ConfigMap: give the text of its key alone, as kubectl get configmap NAME -o jsonpath prints it",
+    "SriovNetworkNodePolicy": f"a policy of the SR-IOV network operator: {_SRIOV}",
+}
+_BY_KEYS = (
+    ({"resourceList"}, f"the configuration of sriov-network-device-plugin: {_SRIOV}"),
+    ({"version", "sharing"}, f"the configuration of NVIDIA's device plugin: {_NVIDIA}"),
+    ({"version", "flags"}, f"the configuration of NVIDIA's device plugin: {_NVIDIA}"),
+    (
+        {"configList"},
+        "the configuration of k8s-rdma-shared-dev-plugin: nodeagent offers VFs, and no shares of a PF",
+    ),
+)
+"""sriov-network-device-plugin pkg/types/types.go (``resourceList``), k8s-device-plugin api/config/v1/config.go
+(``version``, ``flags``, ``sharing``), k8s-rdma-shared-dev-plugin pkg/types/types.go (``configList``)."""
+
+
+def other_program(keys: Collection[str], kind: object) -> str | None:
+    """Return what a file with these keys at its top and this ``kind`` is, if another program reads it."""
+    if isinstance(kind, str) and kind in _BY_KIND:
+        return _BY_KIND[kind]
+    return next((what for marks, what in _BY_KEYS if marks <= set(keys)), None)
