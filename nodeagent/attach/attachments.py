@@ -47,8 +47,9 @@ log = logging.getLogger(__name__)
 _MOVE_S = 30.0
 """A driver may hold the kernel's lock for seconds while VFs are made or firmware is loaded."""
 _TEND_S = 10.0
-_TICK_NS = 100_000_000
-"""The kernel notes the time of a change to its tick, of up to ten milliseconds: two changes may have one time."""
+_LISTED_NS = 5_000_000_000
+"""The kubelet lists a pod some time after it has allocated its devices: a list that is younger does not tell that a pod
+holds nothing."""
 
 
 class KubeletList(NamedTuple):
@@ -107,7 +108,8 @@ class Attachments:
         self._in_doubt = True
         """The kubelet has not said yet what the sandboxes hold."""
         self._listed: tuple[int, tuple[Holding, ...]] | None = None
-        """The kubelet's last list, and the last allocation before it: pods without VFs need no newer one."""
+        """The kubelet's last list, if the last allocation, whose time stands first, was long before it. Until the next
+        allocation pods need no newer one."""
 
     # --- what the runtime tells ---
 
@@ -212,14 +214,16 @@ class Attachments:
 
     async def look(self) -> None:
         """Repeat what failed, name VFs that came back by themselves, and bring back what has left its pod."""
-        plan = await in_thread(self._plan)
+        plan, changed_ns = await in_thread(lambda: (self._plan(), self._stamps.changed_ns()))
         if plan is None:
             return
-        left = False
-        if not self._in_doubt and not self._unsettled:
+        doubt = self._in_doubt or bool(self._unsettled)
+        if not doubt:
             async with self._moving:
                 left = await self._calls.run(self._tidy, plan)
-        if self._in_doubt or self._unsettled or (left and plan.on):
+            allocated = self._listed is None or self._listed[0] != changed_ns
+            doubt = plan.on and (left or allocated)
+        if doubt:
             await self.settle()
 
     @property
@@ -259,7 +263,7 @@ class Attachments:
             raise HoldingsError(str(error)) from error
         self._listed = None
         known = _Known(stamps, *await self._holdings())
-        if began_ns - changed_ns > _TICK_NS:
+        if began_ns - changed_ns > _LISTED_NS:
             self._listed = changed_ns, known.holdings
         return known
 

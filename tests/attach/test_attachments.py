@@ -74,8 +74,9 @@ async def test_a_pod_without_vfs_moves_nothing(node: AttachedNode) -> None:
 async def test_pods_without_vfs_do_not_wait_for_the_kubelet(node: AttachedNode) -> None:
     """Nothing was allocated since its last list, so a pod that is not in it holds nothing."""
     trainer, _ = node.pod("trainer", vf(0))
-    node.settled_time()
     await node.attachments.begin(trainer)
+    node.long_after_the_allocation()
+    await node.attachments.look()
     asked, held, node.holdings = node.asked, node.holdings, None
     for name in ("web", "db"):
         await node.attachments.begin(node.pod(name)[0])
@@ -86,14 +87,26 @@ async def test_pods_without_vfs_do_not_wait_for_the_kubelet(node: AttachedNode) 
     assert (node.asked, links(pod).keys()) == (asked + 1, {"rail1"})
 
 
-async def test_an_allocation_in_the_tick_of_a_list_is_not_missed(node: AttachedNode) -> None:
-    first, _ = node.pod("first", vf(0))
-    await node.attachments.begin(first)
-    before = node.time_of_stamps()
+async def test_a_list_just_after_an_allocation_does_not_tell_that_a_pod_holds_nothing(
+    node: AttachedNode,
+) -> None:
+    """The kubelet has answered for the devices of a pod, and does not list it yet when another pod begins."""
     second, pod = node.pod("second", vf(1))
-    node.set_time_of_stamps(before)
+    held, node.holdings, node.unlisted = node.holdings, [], {("default", "second")}
+    await node.attachments.begin(node.pod("web")[0])
+    node.holdings, node.unlisted = held, set()
     await node.attachments.begin(second)
     assert links(pod).keys() == {"rail1"}
+
+
+async def test_after_an_allocation_a_pod_that_was_missed_is_found(node: AttachedNode) -> None:
+    sandbox, pod = node.pod("trainer", vf(0))
+    held, node.holdings = node.holdings, []
+    await node.attachments.begin(sandbox)
+    assert links(pod) == {}
+    node.holdings = held
+    await node.attachments.look()
+    assert node.starts(vf(0))
 
 
 async def test_a_pod_on_the_hosts_network_keeps_its_vfs_there(node: AttachedNode) -> None:

@@ -112,17 +112,11 @@ class AttachedNode:
             for device, name in zip(devices, allocation.cdi_devices, strict=True)
         }
 
-    def settled_time(self) -> None:
-        """The last allocation was a second ago."""
+    def long_after_the_allocation(self) -> None:
+        """The last allocation was a minute ago."""
         folder = self.folder / "attach/stamps"
-        before = folder.stat().st_mtime_ns - 1_000_000_000
+        before = folder.stat().st_mtime_ns - 60_000_000_000
         os.utime(folder, ns=(before, before))
-
-    def time_of_stamps(self) -> int:
-        return (self.folder / "attach/stamps").stat().st_mtime_ns
-
-    def set_time_of_stamps(self, time_ns: int) -> None:
-        os.utime(self.folder / "attach/stamps", ns=(time_ns, time_ns))
 
     def ended(self, sandbox: Sandbox) -> None:
         """The kubelet no longer lists the pod, and the runtime has removed the file of its namespace."""
