@@ -1,6 +1,6 @@
 """The settings of netdevs in pods."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -9,7 +9,6 @@ from nodeagent.attach.address_plan import AddressPlan, interface_complaint, patt
 from nodeagent.config.faults import Conflict, quote
 from nodeagent.config.formats import form
 from nodeagent.config.setting import Settings, setting
-from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 
 
 def _interface_complaint(text: str) -> str | None:
@@ -72,11 +71,9 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         return None if self.addresses is None else AddressPlan(self.addresses, self.nodes, self.vfs)
 
 
-def attach_conflicts(settings: AttachSettings, resources: Iterable[ResourceSettings]) -> Iterator[Conflict]:
-    """Yield the settings that do not fit, below ``attach``. ``resources`` are those that the file has."""
-    if settings.interface is not None and any(
-        isinstance(entry, VfResource) and entry.mode == "dra" for entry in resources
-    ):
+def attach_conflicts(settings: AttachSettings, *, vfs_by_claims: bool) -> Iterator[Conflict]:
+    """Yield the settings that do not fit, below ``attach``. ``vfs_by_claims``: an entry of VFs has mode dra."""
+    if settings.interface is not None and vfs_by_claims:
         yield Conflict(
             (("interface",),),
             "netdevs of VFs with mode dra stay on the host: only those of device plugins are moved; leave "
