@@ -305,7 +305,7 @@ class Agent:
         )
 
     def _pages(self) -> Pages:
-        file, sources, claims = self.file, self.sources, self.claims
+        sources, claims = self.sources, self.claims
         offer, deliveries, history = self.offering.dra, self.deliveries, self.history
         return Pages(
             self._config.web,
@@ -329,7 +329,7 @@ class Agent:
                 neighbor_view=lambda: msgspec.json.encode(
                     sources.neighbor_view().named(nic_names(self.offering.rails))
                 ),
-                configuration_fault=lambda: file.fault if file is not None else "",
+                configuration=self.file,
                 stuck_threads=gpu_source.stuck_threads,
                 cluster_writes=deliveries.writes,
                 cluster_remarks=deliveries.remarks,
@@ -502,8 +502,8 @@ class Agent:
         await self.settled.wait()
         await self.claims.run(access)
 
-    def _adopt(self, config: Config) -> None:
-        """Apply a changed configuration. Raises ``ConfigError``."""
+    def _adopt(self, config: Config) -> tuple[str, ...]:
+        """Apply a changed configuration, and return the settings that wait for a restart. Raises ``ConfigError``."""
         in_force, waiting = adopted(self._config, config)
         self.offering.replace(in_force, str(self._options.config_file))
         self._config = in_force
@@ -513,6 +513,7 @@ class Agent:
         self.health.adopt(in_force.health)
         self.offering.dra.wake()
         self.changes.add([Change(time.time(), "agent", "configuration", "", "another one is in force")])
+        return waiting
 
 
 async def run_agent(config: Config, options: AgentOptions) -> None:

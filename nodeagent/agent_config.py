@@ -73,6 +73,7 @@ class Config(Settings, frozen=True, kw_only=True):
     misplaced: ClassVar[Mapping[str, str]] = {
         "mode": "it is a setting of the entries of resources of kind gpu-mem, vf and mig",
     }
+    when_empty: ClassVar[str] = "`nodeagent config defaults` prints one to start from"
     api_version: Annotated[
         Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)
     ] = "nodeagent.io/v1alpha1"

@@ -46,6 +46,9 @@ class FabricInForce:
         """The first error of the file, and empty while its content is in force."""
         return self.file.fault if self.file is not None else ""
 
+    def remarks(self) -> Iterator[str]:
+        return self.file.remarks() if self.file is not None else iter(())
+
     def follow(self, file: Path) -> Callable[[], None]:
         """Apply changes of the configuration file and of the files that it names. Returns a function that reads now."""
 
@@ -63,8 +66,8 @@ class FabricInForce:
         )
         return self.file.reload
 
-    def _adopt(self, config: FabricConfig, topology: Topology) -> None:
-        """Raises ``Fatal`` and then changes nothing."""
+    def _adopt(self, config: FabricConfig, topology: Topology) -> tuple[str, ...]:
+        """Return the settings that wait for a restart. Raises ``Fatal`` and then changes nothing."""
         config, waiting = adopted(self._config, config)
         before, self.parts = self.parts, self._make(config, topology)
         kept = {removal for part in self.parts.features.values() for removal in part.stays}
@@ -77,6 +80,7 @@ class FabricInForce:
         self._config, self._topology = config, topology
         self._replaced.set()
         self._replaced = asyncio.Event()
+        return waiting
 
     async def mirror(self) -> None:
         """Keep the mirror's copies until cancelled."""

@@ -7,7 +7,8 @@ import asyncio
 from pathlib import Path
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import GOOD, Add, kubelet_dir_option
+from nodeagent.console.options import GOOD, USAGE, Add, kubelet_dir_option
+from nodeagent.console.terminal import note
 
 
 def add(add: Add) -> None:
@@ -44,6 +45,11 @@ def add(add: Add) -> None:
 
 
 def _attach(options: argparse.Namespace) -> int:
+    from nodeagent.host.sysfs import no_machine
+
+    if not (options.root / "sys").exists():
+        note(no_machine(options.root))
+        return USAGE
     from nodeagent.attach.attach_daemon import AttachPaths, run_attach
 
     log_to_stderr(options.log_level or "info", daemon=True)

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import GOOD, Add
+from nodeagent.console.options import GOOD, USAGE, Add
+from nodeagent.console.terminal import note
 
 
 def add(add: Add) -> None:
@@ -31,6 +32,11 @@ def add(add: Add) -> None:
 
 
 def _mps(options: argparse.Namespace) -> int:
+    from nodeagent.host.sysfs import no_machine
+
+    if not (options.root / "sys").exists():
+        note(no_machine(options.root))
+        return USAGE
     log_to_stderr(options.log_level or "info", daemon=True)
     asyncio.run(_run(options.directory))
     return GOOD

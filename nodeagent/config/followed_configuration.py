@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -48,24 +48,34 @@ def read_at_start(path: Path, read: Callable[[], T]) -> T:
 
 
 class FollowedConfiguration(Generic[T]):
-    """One configuration. ``fault`` is the first fault of its file, and empty while the file's content is in force."""
+    """One configuration. ``fault`` is the first fault of its file, and empty while the file's content is in force.
+    ``waiting`` are the paths of the settings whose change takes effect at a restart."""
 
     def __init__(
         self,
         in_force: T,
         read: Callable[[], T],
-        adopt: Callable[[T], object],
+        adopt: Callable[[T], tuple[str, ...]],
         folders: Callable[[], Iterable[Path]],
     ) -> None:
-        """``read`` may block, and raises ``ConfigError``. ``adopt`` applies another configuration, or refuses it with
-        ``ConfigError`` or ``Fatal``. ``folders`` are those of the files, at present.
+        """``read`` may block, and raises ``ConfigError``. ``adopt`` applies another configuration and returns the
+        settings that wait, or refuses it with ``ConfigError`` or ``Fatal``. ``folders`` are those of the files, at
+        present.
         """
         self.fault = ""
+        self.waiting: tuple[str, ...] = ()
         self._in_force = in_force
         self._read, self._adopt, self._folders = read, adopt, folders
         self._reads = BoundedCalls("configuration", _READ_S, self.reload)
         self._reload = asyncio.Event()
         self._logged: list[str] = []
+
+    def remarks(self) -> Iterator[str]:
+        """Return the lines about the file for ``/readyz``."""
+        if self.fault:
+            yield f"configuration: refused, the running one stays: {self.fault}"
+        if self.waiting:
+            yield f"configuration: changed settings take effect at a restart: {', '.join(self.waiting)}"
 
     def reload(self) -> None:
         """Read the file now (SIGHUP)."""
@@ -95,7 +105,7 @@ class FollowedConfiguration(Generic[T]):
         try:
             read = await self._reads.run(self._read)
             if read != self._in_force:
-                self._adopt(read)
+                self.waiting = self._adopt(read)
                 self._in_force = read
                 log.info("The changed configuration is in force.")
             elif self.fault:

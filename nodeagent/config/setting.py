@@ -90,3 +90,5 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=w
 
     misplaced: ClassVar[Mapping[str, str]] = {}
     """Keys that a user may look for in this struct, each with the sentence that names its place."""
+    when_empty: ClassVar[str] = "write the settings into it"
+    """The remedy for an empty file that must hold these settings."""

@@ -32,7 +32,7 @@ def read_settings(
     """
     faults = FaultList()
     try:
-        root = parse(text, faults, values_max=values_max)
+        root = parse(text, faults, values_max=values_max, when_empty=type_.when_empty)
         built = fit(root, faults, type_)
         _add(conflicts(built), root, faults)
         if not faults:

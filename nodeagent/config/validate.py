@@ -17,7 +17,7 @@ from msgspec import inspect
 from nodeagent.config.faults import FaultList, Path, did_you_mean, quote
 from nodeagent.config.foreign_files import other_program
 from nodeagent.config.setting import Settings
-from nodeagent.config.yaml_tree import EMPTY_FILE, YamlEntry, YamlNode, locate
+from nodeagent.config.yaml_tree import YamlEntry, YamlNode, empty_file, locate
 
 NULLS = ("", "~", "null", "Null", "NULL")
 NO_VALUE = "has no value; give one, or remove the key"
@@ -68,7 +68,7 @@ def fit(root: YamlNode, faults: FaultList, settings: type[Settings]) -> dict[str
     if not isinstance(root.value, dict):
         message = f"the file must hold a mapping (keys with a colon), not {_named(root)}"
         if isinstance(root.value, str) and not root.quoted and root.value in NULLS:
-            message = EMPTY_FILE
+            message = empty_file(settings.when_empty)
         faults.add((), (root.line, root.column), message)
         return {}
     kind = entry.node.value if (entry := root.value.get("kind")) is not None else None

@@ -26,7 +26,6 @@ NODES_MAX = 50_000
 # The complement of YAML 1.1's printable characters, lone surrogates (undecodable bytes) among them. A pattern of the
 # printable ones with a ^ takes 7 ms to compile.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
-EMPTY_FILE = "the file is empty; `nodeagent config defaults` prints one to start from"
 _STRING_TAGS = ("!", "tag:yaml.org,2002:str")
 
 
@@ -50,8 +49,16 @@ class YamlEntry(msgspec.Struct, frozen=True):
     node: YamlNode
 
 
-def parse(text: str, faults: FaultList, *, values_max: int = NODES_MAX) -> YamlNode:
-    """The root of the only document. Faults of the notation go to ``faults``.
+def empty_file(remedy: str) -> str:
+    """The message about a file without content."""
+    return f"the file is empty; {remedy}"
+
+
+def parse(
+    text: str, faults: FaultList, *, values_max: int = NODES_MAX, when_empty: str = "write it"
+) -> YamlNode:
+    """The root of the only document. Faults of the notation go to ``faults``. ``when_empty``: the remedy for an empty
+    file.
 
     Raises ``HaltError`` where no tree can be built.
     """
@@ -61,7 +68,7 @@ def parse(text: str, faults: FaultList, *, values_max: int = NODES_MAX) -> YamlN
         place = len(before), len(before[-1]) + 1
         faults.halt(place, f"not YAML: the character U+{ord(bad[0]):04X} is not allowed")
     try:
-        return _Composer(bounded_events(text, limits), faults).document()
+        return _Composer(bounded_events(text, limits), faults).document(when_empty)
     except LimitError as error:
         faults.halt(_mark_place(error), str(error.problem))
     except yaml.YAMLError as error:
@@ -92,11 +99,11 @@ class _Composer:
         self._events, self._faults = events, faults
         self._anchors: dict[str, YamlNode] = {}
 
-    def document(self) -> YamlNode:
+    def document(self, when_empty: str) -> YamlNode:
         next(self._events)  # the start of the stream
         event: Any = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
-            self._faults.halt((1, 1), EMPTY_FILE)
+            self._faults.halt((1, 1), empty_file(when_empty))
         root = self._node(next(self._events), ())
         next(self._events)  # the end of the document
         event = next(self._events)

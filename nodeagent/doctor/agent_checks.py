@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -26,6 +27,10 @@ AGENT_TOPIC = Topic(
             "The checks look once. A fault that an agent keeps after it has passed is not among the findings.",
             "nothing if no agent runs; otherwise run the doctor as root, with the --root of the agent",
         ),
+        "agent_waits": Advice(
+            "The agent goes on with the old value of a setting that was changed in its file.",
+            "restart the agent: `kubectl -n nodeagent rollout restart daemonset/nodeagent`",
+        ),
         "agent_withdraws": Advice(
             "The agent withholds these devices from new pods, also while a fault that has passed is not cleared.",
             "`nodeagent health DEVICE` shows what clears the fault; docs/runbook.md lists the reasons",
@@ -42,20 +47,34 @@ AGENT_TOPIC = Topic(
 _VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])
 
 
+class _Configuration(msgspec.Struct):
+    waiting: tuple[str, ...]
+
+
+_CONFIGURATION = msgspec.json.Decoder(_Configuration)
+
+
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """``views`` is ``None`` without an answer, for the reason ``error``. ``place``: the agent's socket."""
+    """``views`` is ``None`` without an answer, for the reason ``error``. ``place``: the agent's socket. ``waiting``:
+    the settings whose change takes effect at its restart."""
 
     place: str
     views: tuple[DeviceView, ...] | None = None
     error: str = ""
+    waiting: tuple[str, ...] = ()
 
 
 def read_agent(target: Target) -> AgentFacts:
     folder = target.tree.path(target.config.health.state_directory)
     place = str(folder / local_socket.SOCKET_NAME)
+    fetch = partial(local_socket.fetch, folder, timeout_s=target.timeout_s / 3)
     try:
-        return AgentFacts(place, _VIEWS.decode(local_socket.fetch(folder, "/health", target.timeout_s / 2)))
+        waiting = _CONFIGURATION.decode(fetch("/configuration")).waiting
+    except (OSError, msgspec.MsgspecError):  # an agent of an earlier version
+        waiting = ()
+    try:
+        return AgentFacts(place, _VIEWS.decode(fetch("/health")), waiting=waiting)
     except OSError as error:
         return AgentFacts(place, error=error.strerror or str(error))
     except msgspec.MsgspecError as error:
@@ -71,6 +90,11 @@ def agent_findings(facts: AgentFacts, *, recorded: bool) -> Iterator[Finding]:
     withdrawn = [view for view in facts.views if not view.allocatable]
     count = f"{len(withdrawn)} of {len(facts.views)} devices"
     yield AGENT_TOPIC.ok("agent_answers", f"the agent at {facts.place} withdraws {count}")
+    if facts.waiting:
+        names = ", ".join(facts.waiting)
+        yield AGENT_TOPIC.warn(
+            "agent_waits", f"changed in the file, and not in force before a restart: {names}"
+        )
     for view in withdrawn:
         reasons = shortened_list([f"{reason.key}: {reason.detail}" for reason in view.reasons])
         yield AGENT_TOPIC.warn("agent_withdraws", f"{view.label} is {view.state}: {reasons}")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import reduce
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -239,6 +239,9 @@ class LabelSettings(Settings, frozen=True, kw_only=True):
 class FabricRules(Settings, frozen=True, kw_only=True):
     """The settings of the planner, with the head of the controller's file."""
 
+    when_empty: ClassVar[str] = (
+        "start it with the lines `apiVersion: nodeagent.io/v1alpha1` and `kind: FabricConfig`; all else has defaults"
+    )
     api_version: Annotated[
         Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)
     ] = "nodeagent.io/v1alpha1"

@@ -430,7 +430,7 @@ class _Joins:
                 if both > 1 and 3 * both > degree + self._degrees[j]:
                     clear[i].add(j)
                     clear[j].add(i)
-                elif self._pair(i, j)[0] >= 0:
+                elif not self._is_clearly_against(i, j, both) and self._pair(i, j)[0] >= 0:
                     pairs.append((i, j))
         doubtful = set(chain.from_iterable(pairs))
         part_of = [[i] for i in range(len(self._islands))]
@@ -444,6 +444,11 @@ class _Joins:
             else:
                 pairs += [(i, j) for j in mates if j > i]
         return part_of, pairs
+
+    def _is_clearly_against(self, i: int, j: int, both: int) -> bool:
+        """Of the members of one switch alone, more decide against a join with the other than for it."""
+        one, other = self._islands[i], self._islands[j]
+        return len(one) == len(other) == 1 and 2 * both < self._graph.decide(one[0], other[0])
 
     def _follow(
         self,
@@ -531,17 +536,18 @@ class _Joins:
 
         Two units with one wrong cable between them have dozens against it on the first pair already.
         """
-        graph = self._graph
-        leaves, others = ([leaf for i in part for leaf in self._islands[i]] for part in (one, other))
+        graph, islands = self._graph, self._islands
         votes = 0
-        for leaf in leaves:
-            common = graph.common(leaf)
-            votes += sum([common[another] for another in others if another in common])
+        for i in one:
+            for j in self._near[i].intersection(other):
+                both = graph.common(islands[i][0])[islands[j][0]]
+                votes += both * len(islands[i]) * len(islands[j])
         rest = 2 * votes
-        for leaf, another in product(leaves, others):
-            rest -= graph.overlap(leaf, another)[1]
-            if rest < 0:
-                return 0
+        for i, j in product(one, other):
+            for leaf, another in product(islands[i], islands[j]):
+                rest -= graph.overlap(leaf, another)[1]
+                if rest < 0:
+                    return 0
         return votes if rest == 0 else 0
 
     def _are_witnessed(self, one: Sequence[int], other: Sequence[int]) -> bool:

@@ -6,7 +6,7 @@ switch in two groups are refused, each with its line.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, Path, did_you_mean, quote
@@ -86,6 +86,9 @@ class GroupEntry(Settings, frozen=True, kw_only=True):
 class FabricTopology(Settings, frozen=True, kw_only=True):
     """Known cabling."""
 
+    when_empty: ClassVar[str] = (
+        "start it with the lines `apiVersion: nodeagent.io/v1alpha1` and `kind: FabricTopology`"
+    )
     api_version: Annotated[
         Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)
     ] = "nodeagent.io/v1alpha1"

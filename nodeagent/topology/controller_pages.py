@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol
@@ -49,13 +49,16 @@ PODS_FOUND_MAX = 12
 
 
 class InForce(Protocol):
-    """``FabricInForce``: the parts, and the first error of the file; empty while its content is in force."""
+    """``FabricInForce``: the parts, the first error of the file, empty while its content is in force, and the lines
+    about the file."""
 
     @property
     def parts(self) -> FabricParts: ...
 
     @property
     def fault(self) -> str: ...
+
+    def remarks(self) -> Iterable[str]: ...
 
 
 class ReplicaWrites(msgspec.Struct, frozen=True):
@@ -244,8 +247,7 @@ class ControllerPages:
             lines.append(
                 f"{name}: {len(part.objects)} {state}" + (f"; {part.trouble}" if part.trouble else "")
             )
-        if self._fabric.fault:
-            lines.append(f"configuration: refused, the running one stays: {self._fabric.fault}")
+        lines += self._fabric.remarks()
         holder = self._lease.holder or "none"
         lines.append(f"leader: {holder}{' (this one)' if self._lease.leading else ''}")
         return Page(200 if ready else 503, "".join(f"{line}\n" for line in lines).encode())

@@ -7,12 +7,13 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import hanging_calls
 from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.unwritable_memory import UnwritableMemory, unwritable_remark
+from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.config.formats import host_port
 from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
@@ -63,8 +64,8 @@ class PageSources(NamedTuple):
     """The facts and the offered devices."""
     neighbor_view: Callable[[], bytes]
     """The links with their neighbors, as JSON, for ``nodeagent neighbors``."""
-    configuration_fault: Callable[[], str]
-    """The first error of the configuration file; empty while its content is in force."""
+    configuration: FollowedConfiguration[Any] | None
+    """``None``: the agent has no configuration file."""
     stuck_threads: Callable[[], int]
     cluster_writes: Callable[[], tuple[ClusterWrites, ...]]
     cluster_remarks: Callable[[], tuple[str, ...]]
@@ -143,6 +144,7 @@ class Pages:
             "/scan": self._scan,
             "/gpus": self._gpus,
             "/neighbors": self._neighbors,
+            "/configuration": self._configuration,
             **further,
         }
         async with asyncio.TaskGroup() as group:
@@ -179,7 +181,7 @@ class Pages:
             sxids=gpus.sxids,
             overruns=sources.overruns(),
             last_lldp=sources.last_lldp(),
-            configuration_fault=sources.configuration_fault(),
+            configuration_fault=sources.configuration.fault if sources.configuration is not None else "",
             stuck_threads=sources.stuck_threads(),
             hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
@@ -210,6 +212,10 @@ class Pages:
 
     def _neighbors(self, _accept: str) -> Page:
         return Page(200, self._sources.neighbor_view(), "application/json")
+
+    def _configuration(self, _accept: str) -> Page:
+        file = self._sources.configuration
+        return json_page({"waiting": file.waiting if file is not None else ()})
 
     def _gpus(self, _accept: str) -> Page:
         return json_page(self._gpu_statuses())
@@ -248,8 +254,7 @@ class Pages:
         if (lost := self._sources.lost_history()) is not None:
             lines.append(lost)
         lines += self._sources.cluster_remarks()
-        if fault := self._sources.configuration_fault():
-            lines.append(f"configuration: refused, the running one stays: {fault}")
+        lines += self._sources.configuration.remarks() if self._sources.configuration is not None else ()
         lines += [
             f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
             for call in hanging_calls()

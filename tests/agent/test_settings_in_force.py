@@ -5,6 +5,7 @@ The settings are read from the structs: one without a line in a table here fails
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +19,10 @@ import yaml
 
 from nodeagent.agent import Agent
 from nodeagent.agent_config import Config
+from nodeagent.doctor.agent_checks import read_agent
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Snapshot
+from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.volcano_vgpus import NUMBER
 from nodeagent.offering.device_offering import DeviceOffering
 from nodeagent_lab.sim.apiserver import ApiServer
@@ -257,11 +261,15 @@ async def test_each_other_setting_is_named_as_waiting_and_does_not_count(
             caplog.clear()
             text, paths = with_change(path)
             await take(n, text)
-            assert named(caplog) == paths, path
+            assert named(caplog) == paths == set(n.agent.file.waiting), path
             assert n.agent._config == in_force == n.agent.offering.config, path
+        assert ", ".join(n.agent.file.waiting) in (await n.get("/readyz"))[1]
+        target = Target(Tree(n.root), n.agent._config, recorded=True, kubelet_dir=None)
+        assert (await asyncio.to_thread(read_agent, target)).waiting == n.agent.file.waiting
         caplog.clear()
         await take(n, {})
         assert not named(caplog), "the file is that of the start again"
+        assert "restart" not in (await n.get("/readyz"))[1]
 
 
 def with_change(path: str) -> tuple[Text, set[str]]:

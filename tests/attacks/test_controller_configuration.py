@@ -238,7 +238,7 @@ async def test_a_fault_that_stays_is_logged_once(
         reads += 1
         raise OSError("the disk does not answer")
 
-    followed = followed_configuration.FollowedConfiguration("", read, lambda _text: None, lambda: [tmp_path])
+    followed = followed_configuration.FollowedConfiguration("", read, lambda _text: (), lambda: [tmp_path])
     task = asyncio.create_task(followed.run())
     await until(lambda: reads > 5)
     task.cancel()

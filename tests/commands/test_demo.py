@@ -80,6 +80,27 @@ def controller(step: str) -> list[str]:
     return re.findall(r"^ +controller +(.+)$", step, re.M)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--node gpu-1", "give --write without --nodes"),
+        ("--faults FILE", "give --write without --nodes"),
+        ("--no-rdma --nodes 8", "give --write without --nodes"),
+        ("--node gpu-1 --nodes 8 --write DIR", "give --write without --nodes"),
+        ("--unit-nodes 4 --write DIR", "give --node NAME too"),
+        ("--dra --write DIR", "leave --dra, --ui and --once out"),
+        ("--ui --nodes 8 --write DIR", "leave --dra, --ui and --once out"),
+        ("--once --write DIR", "leave --dra, --ui and --once out"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(
+    options: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", *options.replace("DIR", str(tmp_path / "new")).split()]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.slow
 def test_the_demo_of_an_infiniband_machine_shows_the_switch_of_each_rail():
     done = demo("--machine", "dgx-h100-infiniband", "--once")

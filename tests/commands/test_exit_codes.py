@@ -72,8 +72,8 @@ CASES: dict[str, dict[str, str]] = {
     "capture": {"good": "FOLDER --root MACHINE"},
     "run": {"wrong": "--root MACHINE --config BAD", "unknown": "--root NOWHERE"},
     "controller": {"wrong": "--fabric BAD"},
-    "mps": {},
-    "attach": {},
+    "mps": {"unknown": "--root NOWHERE"},
+    "attach": {"unknown": "--root NOWHERE"},
     "demo": {"wrong": "--node a --faults x", "unknown": "--machine nosuch", "few": "--nodes 0"},
 }  # fmt: skip
 

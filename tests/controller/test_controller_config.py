@@ -28,6 +28,17 @@ def refusal(text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
+@pytest.mark.parametrize("text", ["", "# nothing\n", "~"])
+def test_an_empty_file_is_refused_with_its_own_first_lines(text: str) -> None:
+    """The file of the command that prints the agent's would be of the wrong kind."""
+    for load, head in ((load_fabric, HEAD), (load_topology, TOPOLOGY)):
+        with pytest.raises(ConfigError) as caught:
+            load(text, name="f")
+        assert str(caught.value).startswith("f:1:1: the file is empty; start it with the lines `apiVersion: ")
+        named = re.findall("`([^`]+)`", str(caught.value))
+        assert "".join(f"{line}\n" for line in named) == head
+
+
 def test_a_file_without_settings_gives_the_default_rules() -> None:
     assert load_fabric(HEAD, name="f") == FabricConfig()
 

@@ -116,7 +116,8 @@ async def test_each_setting_is_in_force_in_the_running_controller_or_named_as_wa
             assert config != begun, f"{path} has another value"
             if restart:
                 await until(partial(named, caplog), f"{path} is named")
-                assert named(caplog) == {path, *TOGETHER.get(path, ())}
+                assert named(caplog) == {path, *TOGETHER.get(path, ())} == set(controller.fabric.file.waiting)
+                assert ", ".join(controller.fabric.file.waiting) in controller.pages._readyz("").body.decode()
                 assert controller.made == begun
             else:
                 await until(partial(counts, before, config), f"{path} is in force")

@@ -11,7 +11,7 @@ from tests.support.manifests import ROOT
 
 SECTIONS = ("Highlights", "Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 """In this order; all but the first are those of Keep a Changelog 1.1.0."""
-LINES_MAX, BULLET_LINES_MAX = 60, 2
+LINES_MAX, BULLET_LINES_MAX = 60, 3
 TEXT = (ROOT / "CHANGELOG.md").read_text()
 VERSIONS = dict(re.findall(r"^## \[([^\]]+)\][^\n]*\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
 

@@ -442,6 +442,12 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         ),
     ),
     (
+        "warn agent_waits",
+        agent_checks.agent_findings(
+            agent_checks.AgentFacts("/s", (), waiting=("listen", "web.hostNames")), recorded=False
+        ),
+    ),
+    (
         "note rules_blind",
         agent_checks.agent_findings(agent_checks.AgentFacts("/s", (WITHOUT_ERRORS,)), recorded=False),
     ),

@@ -53,7 +53,7 @@ def pages_of(
         explained_health=lambda: b"[]\n",
         machine_view=lambda: machine_view((), inventory.snapshot, ()),
         neighbor_view=lambda: b"{}\n",
-        configuration_fault=lambda: "",
+        configuration=None,
         stuck_threads=lambda: 0,
         cluster_writes=Deliveries().writes,
         cluster_remarks=Deliveries().remarks,

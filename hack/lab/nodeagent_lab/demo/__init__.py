@@ -12,6 +12,10 @@ MODEL_MAX = 1 << 20
 """Bytes; the largest model of the package has 4 KiB."""
 
 
+UNIT_NODES = 2
+"""The nodes of a unit on the machines that ``--node`` writes."""
+
+
 def add(add: Add) -> None:
     parser = add(
         "demo",
@@ -66,9 +70,8 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--unit-nodes",
         type=int,
-        default=2,
         metavar="COUNT",
-        help="with --node: the nodes that share their leaf switches (default: %(default)s)",
+        help=f"with --node: the nodes that share their leaf switches (default: {UNIT_NODES})",
     )
     parser.add_argument(
         "--faults",
@@ -86,11 +89,12 @@ def _demo(options: argparse.Namespace) -> int:
     if options.nodes is not None and (fault := _fault_of(options.nodes)):
         print(f"nodeagent: {fault}", file=sys.stderr)
         return USAGE
-    if options.unit_nodes < 1:
+    unit_nodes = UNIT_NODES if options.unit_nodes is None else options.unit_nodes
+    if unit_nodes < 1:
         print("nodeagent: --unit-nodes must be 1 or more", file=sys.stderr)
         return USAGE
-    if options.write is None and (options.node is not None or options.faults is not None):
-        print("nodeagent: --node and --faults are for the machine that --write DIR writes", file=sys.stderr)
+    if (unused := _unused(options)) is not None:
+        print(f"nodeagent: {unused}", file=sys.stderr)
         return USAGE
     if options.write is not None and options.nodes is not None:
         from nodeagent_lab.demo.sample_reports import write_reports
@@ -101,7 +105,7 @@ def _demo(options: argparse.Namespace) -> int:
         from nodeagent_lab.demo.simulated_node import SimulatedNode
 
         node = SimulatedNode(
-            options.machine, rdma=not options.no_rdma, node=options.node, unit_nodes=options.unit_nodes
+            options.machine, rdma=not options.no_rdma, node=options.node, unit_nodes=unit_nodes
         )
         print(node.write(options.write), flush=True)
         return GOOD if options.faults is None else shows.follow(node, options.write, options.faults)
@@ -115,6 +119,18 @@ def _demo(options: argparse.Namespace) -> int:
         by_claim=options.dra,
         ui=options.ui,
     )
+
+
+def _unused(options: argparse.Namespace) -> str | None:
+    """Return the sentence about an option that would change nothing beside the others."""
+    machine = options.node is not None or options.faults is not None or options.no_rdma
+    if machine and (options.write is None or options.nodes is not None):
+        return "--node, --faults and --no-rdma are for the machine that --write writes; give --write without --nodes"
+    if options.unit_nodes is not None and options.node is None:
+        return "--unit-nodes is for the place of one node; give --node NAME too"
+    if options.write is not None and (options.dra or options.ui or options.once):
+        return "--write DIR writes files and shows nothing; leave --dra, --ui and --once out"
+    return None
 
 
 def _fault_of(nodes: int) -> str | None:
