@@ -12,7 +12,7 @@ from ground import DEVICES, Json, netdev_of, read, rebind, virtual_functions
 
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
-from nodeagent.attach.attachments import Attachments
+from nodeagent.attach.attachments import Attachments, KubeletList
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
@@ -40,8 +40,9 @@ class Node:
         self.attachments = self.restarted()
 
     def restarted(self) -> Attachments:
-        async def held() -> tuple[Holding, ...]:
-            return tuple(self.holdings)
+        async def held() -> KubeletList:
+            pods = frozenset((holding.namespace, holding.pod) for holding in self.holdings)
+            return KubeletList(pods, tuple(self.holdings))
 
         self.attachments = Attachments(
             lambda: self.plan, held, AttachedSpec(FOLDER / "cdi"), self.stamps, HostNames(FOLDER)
