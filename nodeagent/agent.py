@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -43,13 +43,12 @@ from nodeagent.base.kept_changes import ChangesKeeper
 from nodeagent.base.stored_file import StoredFile, keep_files, unwritable
 from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
-from nodeagent.cluster.deliveries import SLICES, Deliveries
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.config.in_force import adopted
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.changes import NodeChanges
-from nodeagent.facts.device_pods import pods_by_device
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.features.seam import AgentCore, AgentPart
@@ -67,20 +66,18 @@ from nodeagent.kubelet.rail_memory import CHECKPOINT, RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.measurements.sample import Sample
 from nodeagent.offering.claim_driver import ClaimDriver
 from nodeagent.offering.device_offering import DeviceOffering
-from nodeagent.offering.readiness import pool_statuses
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
+from nodeagent.sharing.gpu_sharing import GpuSharing
 from nodeagent.sharing.mps_watch import MpsWatch
 from nodeagent.sharing.shares import HARD_LEVELS, shares_of
-from nodeagent.sources import gpu_source
 from nodeagent.sources.cordons_file import CORDONS_FORM as CORDONS
 from nodeagent.sources.cordons_file import CordonsFile
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.remembered_gpus import RememberedGpus
-from nodeagent.web.pages import Pages, PageSources
+from nodeagent.web.pages import FeaturePages, Pages, ShownAgent
 from nodeagent.web.web_settings import FILE_NAME
 
 log = logging.getLogger(__name__)
@@ -157,14 +154,6 @@ class Stored(NamedTuple):
         return self.rails.file, self.sizes.file, self.gpus.file, self.faults.file, self.cordons
 
 
-class Sharing(NamedTuple):
-    """The parts that keep containers within their shares of GPU memory, and compare use with grants."""
-
-    accounting: GpuAccounting
-    limits: CgroupLimits
-    mps: MpsWatch
-
-
 class Agent:
     """One node's agent, in layers: what is stored, the sources, the offer, the shares of GPUs, the outputs.
 
@@ -221,11 +210,11 @@ class Agent:
             CdiSpecFiles(cdi_folder),
             AttachStamps(self.stored.folder),
         )
-        self._rpc_stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
+        stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
             options.device_plugins,
             files=files,
-            stats=self._rpc_stats,
+            stats=stats,
             requests=self.stored.requests,
             on_allocate=self._take_allocation,
         )
@@ -237,7 +226,8 @@ class Agent:
             records=self.stored.folder / "claims",
             cdi_folder=cdi_folder,
             device_info=files.device_info,
-            stats=self._rpc_stats,
+            stats=stats,
+            deliveries=self.deliveries,
             metadata=self._config.cdi.device_metadata,
             tree=self._tree,
         )
@@ -263,9 +253,9 @@ class Agent:
         self.inventory.listener = lambda now: self.changes.add(of_node.take(now, time.time()))
         self.changes.add([Change(time.time(), "agent", "agent", "", started)])
 
-    def _sharing(self) -> Sharing:
+    def _sharing(self) -> GpuSharing:
         config, inventory, offering = self._config, self.inventory, self.offering
-        return Sharing(
+        return GpuSharing(
             GpuAccounting(
                 config.gpu, lambda: inventory.snapshot, offering.device_bytes, folder=self.stored.folder
             ),
@@ -288,12 +278,6 @@ class Agent:
         core = AgentCore(self.inventory, self.offering, self.deliveries, take, self._tree, self.settled)
         return {row.name: row.start(core, lambda: self._config) for row in agent_features.AGENT}
 
-    def _samples(self) -> Iterator[Sample]:
-        """The latest measurements of NICs: of the readers, and of features."""
-        yield from self.sources.samples()
-        for part in self.features.values():
-            yield from part.samples()
-
     def _configuration_file(self) -> FollowedConfiguration[Config] | None:
         if (path := self._options.config_file) is None:
             return None
@@ -305,45 +289,30 @@ class Agent:
         )
 
     def _pages(self) -> Pages:
-        sources, claims = self.sources, self.claims
-        offer, deliveries, history = self.offering.dra, self.deliveries, self.history
+        history, parts = self.history, self.features.values()
         return Pages(
             self._config.web,
-            PageSources(
+            self._options.node_name or socket.gethostname(),
+            ShownAgent(
                 inventory=self.inventory,
-                offering=self.offering.shown,
-                rpc_stats=self._rpc_stats,
-                nic_samples=self._samples,
-                nic_readers=sources.reader_statuses,
-                overruns=sources.overruns,
-                last_lldp=sources.last_lldp,
-                gpus=self._gpus,
-                statuses=self.plugins.statuses,
-                health_figures=self.health.figures,
-                explained_health=lambda: self.health.explain_json(
-                    nic_names(self.offering.rails),
-                    self.offering.devices(),
-                    pods_by_device(self.inventory.snapshot),
-                ),
-                machine_view=self.offering.view,
-                neighbor_view=lambda: msgspec.json.encode(
-                    sources.neighbor_view().named(nic_names(self.offering.rails))
-                ),
-                configuration=self.file,
-                stuck_threads=gpu_source.stuck_threads,
-                cluster_writes=deliveries.writes,
-                cluster_remarks=deliveries.remarks,
-                accounting=self.sharing.accounting,
-                claims=claims.figures,
-                pools=lambda: tuple(pool_statuses(offer, claims.driver, deliveries.of(SLICES))),
-                limits=self.sharing.limits,
-                mps=self.sharing.mps,
+                sources=self.sources,
+                health=self.health,
+                offer=self.offering,
+                plugins=self.plugins,
+                claims=self.claims,
+                sharing=self.sharing,
+                deliveries=self.deliveries,
                 changes=self.changes,
-                unwritable_state=partial(unwritable, self.stored.files),
+                unwritable=partial(unwritable, self.stored.files),
                 lost_history=lambda: None if history is None else history.remark(),
-                node=self._options.node_name or socket.gethostname(),
+                configuration=self.file,
             ),
-            [family for row in agent_features.AGENT for family in row.families],
+            FeaturePages(
+                samples=lambda: [sample for part in parts for sample in part.samples()],
+                families=[family for row in agent_features.AGENT for family in row.families],
+                pages={path: page for part in parts for path, page in part.pages.items()},
+                folders={path: folder for part in parts for path, folder in part.folders.items()},
+            ),
         )
 
     async def run(self) -> None:
@@ -373,7 +342,7 @@ class Agent:
             "requests": self.stored.requests.run,
             "over-uses": self.sharing.accounting.keep,
             "stored": partial(keep_files, self.stored.files),
-            "local": self._serve_locally,
+            "local": partial(self.pages.serve_locally, self.stored.folder),
         }
         if self.file is not None:
             tasks["config"] = self.file.run
@@ -396,12 +365,6 @@ class Agent:
             tasks |= {name: partial(task, node) for name, task in part.tasks.items()}
         return tasks
 
-    async def _serve_locally(self) -> None:
-        parts = self.features.values()
-        pages = {path: page for part in parts for path, page in part.pages.items()}
-        folders = {path: folder for part in parts for path, folder in part.folders.items()}
-        await self.pages.serve_locally(self.stored.folder, pages, folders)
-
     async def _write(self, access: agent_tasks.NodeAccess) -> None:
         """Write to the API server until cancelled."""
         writers = {name: make for part in self.features.values() for name, make in part.writers.items()}
@@ -409,22 +372,18 @@ class Agent:
 
     def _state(self) -> agent_tasks.AgentState:
         """The parts of the agent that the cluster is told of."""
-        config = self._config
         return agent_tasks.AgentState(
-            config.cluster,
-            lambda: self._config.health,
-            self.inventory,
-            self.offering,
-            self.deliveries,
-            *self.sharing,
-            partial(unwritable, self.stored.files),
-            self.claims.written,
-            self._tree,
-            self.plugins.statuses,
-            self.claims.rival,
-            self._read_holdings,
-            self.health.failed_s,
-            self.health.take_planned_work,
+            settings=self._config.cluster,
+            inventory=self.inventory,
+            health=self.health,
+            offer=self.offering,
+            plugins=self.plugins,
+            claims=self.claims,
+            sharing=self.sharing,
+            deliveries=self.deliveries,
+            tree=self._tree,
+            unwritable=partial(unwritable, self.stored.files),
+            read_holdings=self._read_holdings,
         )
 
     def reload(self) -> None:

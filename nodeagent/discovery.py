@@ -125,11 +125,11 @@ class Discovery:
             gpu_publisher = GpuPublisher(
                 health_service(config), RememberedGpus(self._tree.path(config.health.state_directory))
             )
-        self._gpu_facts = gpu_publisher
+        self.gpus = gpu_publisher
         self._stores = stores
-        self._health = self._gpu_facts.health
+        self._health = self.gpus.health
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
-        self._gpu_facts.publish_to(self._publish_gpus)
+        self.gpus.publish_to(self._publish_gpus)
         self._last_scan = rails.known_nics(config.resources) if rails is not None else None
         """The scan that a restarted PCI source continues from."""
         self._cordons = cordons
@@ -242,7 +242,7 @@ class Discovery:
             unread=facts.unread,
         )
         if self._settings().gpu.driver != "none":
-            self._gpu_facts.take_functions(facts.gpus)
+            self.gpus.take_functions(facts.gpus)
         self._gpu_hint.set()
         self._lldp_hint.request()
         self._infiniband_hint.request()
@@ -252,7 +252,7 @@ class Discovery:
         await gpu_source.watch_gpus(
             lambda: driver(self._tree, settings),
             self._tree,
-            self._gpu_facts,
+            self.gpus,
             partial(self._inventory.mark_stale, "gpus"),
             pace=gpu_source.Pace(timeout_s=settings.timeout_seconds, vitals_s=settings.health.read_seconds),
             hints=self._gpu_hint,
@@ -261,18 +261,18 @@ class Discovery:
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
-        facts = self._gpu_facts
+        facts = self.gpus
         self._inventory.publish("gpus", gpus=gpus, unusable_gpus=facts.unusable, gpu_driver=facts.version)
         self._health.take_gpus(gpus)
 
     async def _keep_gpus(self) -> None:
-        facts = self._gpu_facts
+        facts = self.gpus
         await facts.remembered.run(facts.forget, self._settings().scan_seconds)
 
     async def _follow_cordons(self) -> None:
         def take(cordons: tuple[Cordon, ...]) -> None:
             self._health.take_cordons(cordons)
-            self._gpu_facts.publish_again()
+            self.gpus.publish_again()
 
         assert self._cordons is not None
         await follow_cordons(self._cordons, take)
@@ -370,7 +370,7 @@ class Discovery:
             lambda: self._inventory.snapshot.functions,
             self._health.take_samples,
             self._settings().samples,
-            take_messages=self._gpu_facts.take_messages,
+            take_messages=self.gpus.take_messages,
         )
         with hints(self._tree, self._known_functions) as opened:
             await self._sampler.watch(opened)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -29,15 +29,13 @@ from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.dra.published_pools import PublishedPools
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
-from nodeagent.health.health_settings import HealthSettings
+from nodeagent.health.service import HealthService
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Rails
 from nodeagent.kinds.resource_settings import ResourceSettings, vf_entries
-from nodeagent.kubelet.rpc_stats import ResourceStatus
-from nodeagent.sharing.cgroup_limits import CgroupLimits
-from nodeagent.sharing.gpu_accounting import GpuAccounting
-from nodeagent.sharing.mps_watch import MpsWatch
+from nodeagent.kubelet.registration import DevicePlugins
+from nodeagent.sharing.gpu_sharing import GpuSharing
 
 if TYPE_CHECKING:  # loaded with an API server
     from nodeagent.cluster.affected_devices import Offered
@@ -112,29 +110,32 @@ class AgentOffer(Protocol):
     def dra(self) -> DraOffer: ...
 
 
-class AgentState(NamedTuple):
-    """The parts of the agent whose state is written. ``settings`` are those of the start; ``health`` returns
-    those in force: `offer.dra` wakes its readers when they change.
-    ``claims`` are the prepared ones by UID whose files are on the disk. ``read_holdings`` returns what pods hold
-    now, ``None`` if the kubelet does not answer; ``failed_s`` for how many seconds one of some devices has failed.
-    ``rival_driver``: a sentence about another DRA driver of our name. ``planned`` takes the planned work on NICs."""
+class AgentClaims(Protocol):
+    """The claims of this node."""
+
+    def written(self) -> Mapping[str, PreparedClaim]:
+        """The prepared claims whose files are on the disk, by UID."""
+
+    def rival(self) -> str | None:
+        """A sentence about another DRA driver of our name, if there is one."""
+
+
+class AgentState(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of the agent whose state is written. ``settings`` are those of the start. `offer.dra` wakes its readers
+    when other settings of health are in force. ``read_holdings`` returns what pods hold now, ``None`` if the kubelet
+    does not answer."""
 
     settings: ClusterSettings
-    health: Callable[[], HealthSettings]
     inventory: Inventory
+    health: HealthService
     offer: AgentOffer
+    plugins: DevicePlugins
+    claims: AgentClaims
+    sharing: GpuSharing
     deliveries: Deliveries
-    accounting: GpuAccounting
-    limits: CgroupLimits
-    mps: MpsWatch
-    unwritable: Callable[[], Sequence[UnwritableMemory]]
-    claims: Callable[[], Mapping[str, PreparedClaim]]
     tree: Tree
-    statuses: Callable[[], Sequence[ResourceStatus]]
-    rival_driver: Callable[[], str | None]
+    unwritable: Callable[[], Sequence[UnwritableMemory]]
     read_holdings: Callable[[], Awaitable[Iterable[Holding] | None]]
-    failed_s: Callable[[Collection[str]], float | None]
-    planned: Callable[[Mapping[str, tuple[float, float, str]]], object] = lambda _work: None
 
 
 class Writing(NamedTuple):
@@ -227,7 +228,7 @@ async def _publish_slices(to: Writing) -> None:
         to.agent.inventory,
         offer,
         to.node,
-        health=to.agent.health,
+        health=lambda: to.agent.health.settings,
         near_nodes=await _near_nodes(to.agent) if to.agent.settings.numa_node_list else {},
     )
     label = LeafGroupLabel(to.client, to.node, pools.set_leaf_group)
@@ -261,7 +262,9 @@ async def _write_claim_statuses(to: Writing) -> None:
     from nodeagent.cluster.claim_statuses import ClaimStatusWriter
 
     delivery = to.agent.deliveries.of("claims")
-    await ClaimStatusWriter(to.client, to.agent.inventory, offer, to.agent.claims, delivery=delivery).run()
+    await ClaimStatusWriter(
+        to.client, to.agent.inventory, offer, to.agent.claims.written, delivery=delivery
+    ).run()
 
 
 def _report(to: Writing) -> Task:
@@ -282,7 +285,7 @@ def _report(to: Writing) -> Task:
         board=to.board,
         levels=levels,
         with_holders=to.agent.settings.report_holders,
-        planned=to.agent.planned,
+        planned=to.agent.health.take_planned_work,
     ).run
 
 
@@ -303,26 +306,28 @@ def _state_notices(to: Writing) -> Task:
 def _name_notices(to: Writing) -> Task:
     from nodeagent.cluster.agent_events import follow_names
 
-    return partial(follow_names, to.agent.statuses, to.agent.rival_driver, to.node, to.board)
+    return partial(follow_names, to.agent.plugins.statuses, to.agent.claims.rival, to.node, to.board)
 
 
 def _over_use_notices(to: Writing) -> Task:
     from nodeagent.cluster.agent_events import follow, over_use_notices
 
-    accounting, inventory = to.agent.accounting, to.agent.inventory
+    accounting, inventory = to.agent.sharing.accounting, to.agent.inventory
     return partial(follow, "accounting", accounting, over_use_notices, inventory, to.node, to.board)
 
 
 def _limit_notices(to: Writing) -> Task:
     from nodeagent.cluster.agent_events import follow, limit_notices
 
-    return partial(follow, "limits", to.agent.limits, limit_notices, to.agent.inventory, to.node, to.board)
+    return partial(
+        follow, "limits", to.agent.sharing.limits, limit_notices, to.agent.inventory, to.node, to.board
+    )
 
 
 def _mps_notices(to: Writing) -> Task:
     from nodeagent.cluster.agent_events import follow, mps_notices
 
-    return partial(follow, "mps", to.agent.mps, mps_notices, to.agent.inventory, to.node, to.board)
+    return partial(follow, "mps", to.agent.sharing.mps, mps_notices, to.agent.inventory, to.node, to.board)
 
 
 def _marks(to: Writing) -> Task:
@@ -346,7 +351,7 @@ def _marks(to: Writing) -> Task:
 def _evictions(to: Writing) -> Task:
     from nodeagent.cluster.evictions import Evictions, failed_device_causes
 
-    evict, failed_s = to.agent.settings.evict, to.agent.failed_s
+    evict, failed_s = to.agent.settings.evict, to.agent.health.failed_s
     return Evictions(
         to.client,
         to.agent.inventory,
@@ -364,7 +369,7 @@ def _evictions(to: Writing) -> Task:
 def _over_use_evictions(to: Writing) -> Task:
     from nodeagent.cluster.evictions import Evictions, over_use_causes
 
-    accounting, offer, seen = to.agent.accounting, to.agent.offer, 0
+    accounting, offer, seen = to.agent.sharing.accounting, to.agent.offer, 0
 
     def exceeding(snapshot: Snapshot) -> Causes:
         nonlocal seen
@@ -405,6 +410,6 @@ PARTS = (
     ClusterPart("nodestate", lambda agent: any(agent.settings.marks.values()), _marks),
     ClusterPart("evictions", lambda agent: agent.settings.evict.enabled, _evictions),
     # Wherever accounting is on, because ``enforcement`` may change while the agent runs.
-    ClusterPart("over-use evictions", lambda agent: agent.accounting.enabled, _over_use_evictions),
+    ClusterPart("over-use evictions", lambda agent: agent.sharing.accounting.enabled, _over_use_evictions),
 )
 """The names are those of the tasks, in the log and in ``nodeagent_task_restarts_total``."""

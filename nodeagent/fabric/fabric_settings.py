@@ -299,17 +299,6 @@ class FabricRules(Settings, frozen=True, kw_only=True):
         ).union(self.domain_keys)
 
     @property
-    def label_prefixes(self) -> tuple[str, ...]:
-        """The beginnings of the keys, as the admission policy of the controller names them. The chart makes the same
-        from the settings. A key that begins with a field has an empty beginning, which every label has."""
-        templates = [
-            *self.labels.keys,
-            *(key for preset in self.labels.presets for key in preset_keys(preset)),
-        ]
-        starts = (key.partition("{")[0] for key in templates)
-        return tuple(dict.fromkeys((OWN_LABELS, *(it for it in starts if not it.startswith(OWN_LABELS)))))
-
-    @property
     def domain_keys(self) -> tuple[str, ...]:
         """The keys of the node labels with the NVLink domain itself."""
         return tuple(DOMAIN_PRESETS[preset] for preset in self.labels.presets if preset in DOMAIN_PRESETS)

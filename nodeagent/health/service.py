@@ -110,6 +110,11 @@ class HealthService:
 
     # --- NICs -----------------------------------------------------------------------------------------
 
+    @property
+    def settings(self) -> HealthSettings:
+        """The settings in force."""
+        return self.nics.settings
+
     def adopt(self, settings: HealthSettings) -> None:
         """Apply changed settings."""
         if settings != self.nics.settings:

@@ -87,7 +87,7 @@ class DevicePlugins:
         self._folder = folder
         self._kubelet = folder / "kubelet.sock"
         self._files = files
-        self._stats = stats
+        self.stats = stats
         self._requests = requests
         self._on_allocate = on_allocate
         self._recent = RecentFunctions()
@@ -152,12 +152,12 @@ class DevicePlugins:
             kind,
             self._files,
             self._recent,
-            self._stats,
+            self.stats,
             self._requests.of(name),
             lambda: self._stream_lost(name),
             self._on_allocate,
         )
-        return _Resource(plugin, self._stats)
+        return _Resource(plugin, self.stats)
 
     async def _close_all(self) -> None:
         event, reason = Event.WITHDRAWN, ""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from nodeagent.base.bounded_calls import within
 from nodeagent.cluster.agent_tasks import NodeAccess
-from nodeagent.dra.offered import DraOffer
+from nodeagent.cluster.deliveries import SLICES, Deliveries
+from nodeagent.dra.offered import DraOffer, PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures, PreparedClaim, container_shares
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import ClaimUser, Holding
@@ -21,6 +22,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile
+from nodeagent.offering.readiness import pool_statuses
 
 if TYPE_CHECKING:
     from nodeagent.dra.driver import DraDriver
@@ -45,6 +47,7 @@ class ClaimDriver:
         cdi_folder: Path,
         device_info: DeviceInfoFiles,
         stats: RpcStats,
+        deliveries: Deliveries,
         metadata: bool,
         tree: Tree | None = None,
     ) -> None:
@@ -57,6 +60,7 @@ class ClaimDriver:
         self._cdi_folder = cdi_folder
         self._device_info = device_info
         self._stats = stats
+        self._deliveries = deliveries
         self._metadata = metadata
         self._tree = tree
         self._of_plugins: tuple[Holding, ...] | None = None
@@ -80,6 +84,10 @@ class ClaimDriver:
 
     def figures(self) -> ClaimFigures | None:
         return None if self.driver is None else self.driver.figures
+
+    def pools(self) -> tuple[PoolStatus, ...]:
+        """Return the state of each pool that claims allocate from."""
+        return tuple(pool_statuses(self._offer, self.driver, self._deliveries.of(SLICES)))
 
     def publish_holdings(self, of_plugins: tuple[Holding, ...], users: Iterable[ClaimUser] = ()) -> None:
         """The kubelet has listed what pods hold through device plugins, and which containers use claims."""

@@ -7,7 +7,10 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
 
 from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import hanging_calls
@@ -17,19 +20,21 @@ from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.config.formats import host_port
 from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
+from nodeagent.facts.device_pods import pods_by_device
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
-from nodeagent.health.judge import DeviceFigures
+from nodeagent.health.service import HealthService
 from nodeagent.host.clock import boottime
 from nodeagent.kinds import DeviceKind
-from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.kinds.rail_numbers import nic_names
+from nodeagent.kubelet.registration import DevicePlugins
+from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.computed_family import ComputedFamily
 from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, ScrapeInput
-from nodeagent.sharing.cgroup_limits import CgroupLimits
-from nodeagent.sharing.gpu_accounting import GpuAccounting
-from nodeagent.sharing.mps_watch import MpsWatch
+from nodeagent.sharing.gpu_sharing import GpuSharing
+from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
@@ -41,49 +46,78 @@ from nodeagent.web.sample_history import SAMPLE_EVERY_S, SampleHistory
 from nodeagent.web.server import FolderHandler, Page, PageHandler, WebServer, json_page
 from nodeagent.web.web_settings import AccessSettings, WebSettings
 
+if TYPE_CHECKING:
+    from nodeagent.sources.neighbor_view import NeighborListing
+
 MIB = 1024 * 1024
 NOTHING_CONFIGURED = "resources is empty: no device is configured to be offered"
 
 
-class PageSources(NamedTuple):
-    """The parts of the agent that the pages read."""
+class MachineSources(Protocol):
+    """The sources of this machine: the latest readings of NICs and GPUs, and the neighbors."""
+
+    @property
+    def gpus(self) -> GpuPublisher: ...
+    def samples(self) -> Iterable[Sample]: ...
+    def reader_statuses(self) -> Iterable[ReaderStatus]: ...
+    def overruns(self) -> Mapping[str, int]: ...
+    def last_lldp(self) -> Mapping[str, float]: ...
+    def neighbor_view(self) -> NeighborListing: ...
+
+
+class ShownOffer(Protocol):
+    """The devices that the kubelet and claims are offered. ``devices`` are the PFs and GPUs of new pods."""
+
+    @property
+    def rails(self) -> Mapping[str, int]: ...
+    def shown(self) -> OfferView: ...
+    def view(self) -> MachineView: ...
+    def devices(self) -> frozenset[str]: ...
+
+
+class ShownClaims(Protocol):
+    """The claims of this node, and the pools of devices that they allocate."""
+
+    def figures(self) -> ClaimFigures | None: ...
+    def pools(self) -> tuple[PoolStatus, ...]: ...
+
+
+class WriteResults(Protocol):
+    """The writes to the API server. A remark is a line about a part whose writes fail or are incomplete."""
+
+    def writes(self) -> tuple[ClusterWrites, ...]: ...
+    def remarks(self) -> tuple[str, ...]: ...
+
+
+class ShownAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of the agent that the pages read.
+
+    ``unwritable`` are the files of the state folder that cannot be written. ``lost_history``: why a restart loses the
+    ``changes`` although ``history.file`` names a file. ``configuration``: ``None`` if the agent has no file of it.
+    """
 
     inventory: Inventory
-    offering: Callable[[], OfferView]
-    rpc_stats: RpcStats
-    nic_samples: Callable[[], Iterable[Sample]]
-    nic_readers: Callable[[], Iterable[ReaderStatus]]
-    overruns: Callable[[], Mapping[str, int]]
-    last_lldp: Callable[[], Mapping[str, float]]
-    gpus: GpuPublisher
-    statuses: Callable[[], tuple[ResourceStatus, ...]]
-    health_figures: Callable[[], Mapping[str, DeviceFigures]]
-    explained_health: Callable[[], bytes]
-    """The health of every PF and GPU with its rules and values, as JSON."""
-    machine_view: Callable[[], MachineView]
-    """The facts and the offered devices."""
-    neighbor_view: Callable[[], bytes]
-    """The links with their neighbors, as JSON, for ``nodeagent neighbors``."""
-    configuration: FollowedConfiguration[Any] | None
-    """``None``: the agent has no configuration file."""
-    stuck_threads: Callable[[], int]
-    cluster_writes: Callable[[], tuple[ClusterWrites, ...]]
-    cluster_remarks: Callable[[], tuple[str, ...]]
-    """A line for each part whose writes to the API server fail or are incomplete."""
-    accounting: GpuAccounting
-    limits: CgroupLimits
-    mps: MpsWatch
+    sources: MachineSources
+    health: HealthService
+    offer: ShownOffer
+    plugins: DevicePlugins
+    claims: ShownClaims
+    sharing: GpuSharing
+    deliveries: WriteResults
     changes: ChangeLog
-    """The newest changes of this node."""
-    node: str = ""
-    """The name of this node, for people."""
-    claims: Callable[[], ClaimFigures | None] = lambda: None
-    unwritable_state: Callable[[], tuple[UnwritableMemory, ...]] = tuple
-    """The files of the state folder that cannot be written."""
-    lost_history: Callable[[], str | None] = lambda: None
-    """Why a restart loses the changes although ``history.file`` names a file."""
-    pools: Callable[[], tuple[PoolStatus, ...]] = tuple
-    """The devices that claims allocate."""
+    unwritable: Callable[[], tuple[UnwritableMemory, ...]]
+    lost_history: Callable[[], str | None]
+    configuration: FollowedConfiguration[Any] | None
+
+
+class FeaturePages(NamedTuple):
+    """Pages of features: samples and families on the page of metrics; ``pages`` and ``folders`` by path, for the verbs
+    of this node."""
+
+    samples: Callable[[], Iterable[Sample]] = tuple
+    families: Iterable[ComputedFamily[ScrapeInput]] = ()
+    pages: Mapping[str, PageHandler] = MappingProxyType({})
+    folders: Mapping[str, FolderHandler] = MappingProxyType({})
 
 
 class Pages:
@@ -93,33 +127,34 @@ class Pages:
     def __init__(
         self,
         settings: WebSettings,
-        sources: PageSources,
-        further: Iterable[ComputedFamily[ScrapeInput]] = (),
+        node: str,
+        agent: ShownAgent,
+        features: FeaturePages,
     ) -> None:
-        """``further`` families stand on the page of metrics after those of the core."""
+        """``node``: the name of this node, for people."""
         self._settings = settings
-        self._sources = sources
+        self._agent, self._features = agent, features
         self._counted: tuple[Snapshot | None, tuple[DeviceKind, ...], tuple[DeviceCount, ...]] = (
             None,
             (),
             (),
         )
-        self._metrics_page = MetricsPage(self.scrape_input, settings, further)
+        self._metrics_page = MetricsPage(self.scrape_input, settings, features.families)
         self._history = SampleHistory()
         page_sources = NodePageSources(
-            sources.node,
-            sources.inventory,
-            sources.machine_view,
-            sources.explained_health,
+            node,
+            agent.inventory,
+            agent.offer.view,
+            self._explained_health,
             self._gpu_statuses,
-            sources.statuses,
-            lambda: sources.offering().rails,
+            agent.plugins.statuses,
+            lambda: agent.offer.rails,
             self._history,
-            sources.changes,
+            agent.changes,
             settings.runbook,
         )
         self._ui = NodePage(page_sources).folder()
-        self.access = AccessControl(settings, (sources.node, socket.gethostname()))
+        self.access = AccessControl(settings, (node, socket.gethostname()))
 
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
         """Serve until cancelled. ``listening`` takes the port."""
@@ -134,21 +169,18 @@ class Pages:
                 plain = AccessControl(AccessSettings(host_names=tuple(self.access.names)))
                 group.create_task(WebServer(probes, plain).run(*host_port(self._settings.probe_listen)))
 
-    async def serve_locally(
-        self, folder: Path, further: Mapping[str, PageHandler], folders: Mapping[str, FolderHandler]
-    ) -> None:
-        """Serve the verbs of this node on a socket in this folder, until cancelled. ``further`` pages and ``folders``
-        are by their path."""
+    async def serve_locally(self, folder: Path) -> None:
+        """Serve the verbs of this node on a socket in this folder, until cancelled."""
         pages: dict[str, PageHandler] = {
             "/health": self._health,
             "/scan": self._scan,
             "/gpus": self._gpus,
             "/neighbors": self._neighbors,
             "/configuration": self._configuration,
-            **further,
+            **self._features.pages,
         }
         async with asyncio.TaskGroup() as group:
-            group.create_task(local_socket.serve(folder, pages, {"/ui/": self._ui, **folders}))
+            group.create_task(local_socket.serve(folder, pages, {"/ui/": self._ui, **self._features.folders}))
             if self._settings.ui:
                 group.create_task(self._record())
 
@@ -156,74 +188,82 @@ class Pages:
         """Record the values whose curves the node page shows."""
         while True:
             await asyncio.sleep(SAMPLE_EVERY_S)
-            sources = self._sources
-            self._history.take((*sources.nic_samples(), *sources.gpus.samples()), boottime())
+            self._history.take(self._samples(), boottime())
+
+    def _samples(self) -> tuple[Sample, ...]:
+        sources = self._agent.sources
+        return (*sources.samples(), *self._features.samples(), *sources.gpus.samples())
 
     def scrape_input(self) -> ScrapeInput:
         """Return the values of one scrape."""
-        sources, settings = self._sources, self._settings
-        snapshot, gpus, offering = sources.inventory.snapshot, sources.gpus, sources.offering()
+        agent, sources, sharing = self._agent, self._agent.sources, self._agent.sharing
+        snapshot, gpus, offering = agent.inventory.snapshot, sources.gpus, agent.offer.shown()
         return ScrapeInput(
             snapshot=snapshot,
-            samples=(*sources.nic_samples(), *gpus.samples()),
+            samples=self._samples(),
             device_counts=self._device_counts(snapshot),
-            reader_statuses=(*sources.nic_readers(), *gpus.reader_statuses()),
-            health_figures=sources.health_figures(),
-            statuses=sources.statuses(),
+            reader_statuses=(*sources.reader_statuses(), *gpus.reader_statuses()),
+            health_figures=agent.health.figures(),
+            statuses=agent.plugins.statuses(),
             withheld=offering.withheld,
             unwritable=offering.unwritable,
-            unwritable_state=sources.unwritable_state(),
-            rpc_stats=sources.rpc_stats,
-            claims=sources.claims(),
+            unwritable_state=agent.unwritable(),
+            rpc_stats=agent.plugins.stats,
+            claims=agent.claims.figures(),
             restarts=supervise.restarts,
             xids=gpus.xids,
             xid_times=gpus.xid_times,
             sxids=gpus.sxids,
             overruns=sources.overruns(),
             last_lldp=sources.last_lldp(),
-            configuration_fault=sources.configuration.fault if sources.configuration is not None else "",
-            stuck_threads=sources.stuck_threads(),
+            configuration_fault=agent.configuration.fault if agent.configuration is not None else "",
+            stuck_threads=gpu_source.stuck_threads(),
             hanging={call.source: call.seconds for call in hanging_calls()},
             boot_unix=time.time() - boottime(),
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
-            if settings.certificate_file
+            if self._settings.certificate_file
             else None,
-            cluster_writes=sources.cluster_writes(),
+            cluster_writes=agent.deliveries.writes(),
             rails=offering.rails,
-            gpu_accounts=sources.accounting.accounts() if sources.accounting.obstacle is None else (),
-            accounting_obstacle=sources.accounting.obstacle,
-            limit_counts=sources.limits.counts(),
-            limit_writes=sources.limits.writes,
-            mps_ends=sources.mps.ends,
+            gpu_accounts=sharing.accounting.accounts() if sharing.accounting.obstacle is None else (),
+            accounting_obstacle=sharing.accounting.obstacle,
+            limit_counts=sharing.limits.counts(),
+            limit_writes=sharing.limits.writes,
+            mps_ends=sharing.mps.ends,
         )
 
     def _device_counts(self, snapshot: Snapshot) -> tuple[DeviceCount, ...]:
         """Count only when the snapshot or the offer changes: a node may have 80,000 slices."""
-        offered = self._sources.offering().offered
+        offered = self._agent.offer.shown().offered
         if self._counted[0] is not snapshot or self._counted[1] is not offered:
             self._counted = (snapshot, offered, tuple(device_counts(offered, snapshot)))
         return self._counted[2]
 
+    def _explained_health(self) -> bytes:
+        """The health of every PF and GPU with its rules and values, as JSON."""
+        offer, pods = self._agent.offer, pods_by_device(self._agent.inventory.snapshot)
+        return self._agent.health.explain_json(nic_names(offer.rails), offer.devices(), pods)
+
     def _health(self, _accept: str) -> Page:
-        return Page(200, self._sources.explained_health(), "application/json")
+        return Page(200, self._explained_health(), "application/json")
 
     def _scan(self, _accept: str) -> Page:
-        return json_page(self._sources.machine_view())
+        return json_page(self._agent.offer.view())
 
     def _neighbors(self, _accept: str) -> Page:
-        return Page(200, self._sources.neighbor_view(), "application/json")
+        found = self._agent.sources.neighbor_view()
+        return json_page(found.named(nic_names(self._agent.offer.rails)))
 
     def _configuration(self, _accept: str) -> Page:
-        file = self._sources.configuration
+        file = self._agent.configuration
         return json_page({"waiting": file.waiting if file is not None else ()})
 
     def _gpus(self, _accept: str) -> Page:
         return json_page(self._gpu_statuses())
 
     def _gpu_statuses(self) -> GpuStatuses:
-        sources = self._sources
-        snapshot, accounting = sources.inventory.snapshot, sources.accounting
-        counts, samples = self._device_counts(snapshot), sources.gpus.samples()
+        snapshot, accounting = self._agent.inventory.snapshot, self._agent.sharing.accounting
+        counts, samples = self._device_counts(snapshot), self._agent.sources.gpus.samples()
         return gpu_statuses(
             snapshot,
             counts,
@@ -239,8 +279,8 @@ class Pages:
         return Page(200, b"ok\n")
 
     def _readyz(self, _accept: str) -> Page:
-        offering, statuses = self._sources.offering(), self._sources.statuses()
-        pools = self._sources.pools()
+        agent = self._agent
+        offering, statuses, pools = agent.offer.shown(), agent.plugins.statuses(), agent.claims.pools()
         lines = [_readiness(status) for status in statuses]
         lines += [_pool_readiness(pool) for pool in pools]
         lines += [f"{entry.resource}: {entry.reason} (not registered)" for entry in offering.withheld]
@@ -249,12 +289,12 @@ class Pages:
         short = [trouble.message for trouble in offering.troubles if not trouble.ready]
         lines += [f"{message} (not ready)" for message in short]
         lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
-        if state := self._sources.unwritable_state():
+        if state := agent.unwritable():
             lines.append(unwritable_remark(state))
-        if (lost := self._sources.lost_history()) is not None:
+        if (lost := agent.lost_history()) is not None:
             lines.append(lost)
-        lines += self._sources.cluster_remarks()
-        lines += self._sources.configuration.remarks() if self._sources.configuration is not None else ()
+        lines += agent.deliveries.remarks()
+        lines += agent.configuration.remarks() if agent.configuration is not None else ()
         lines += [
             f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
             for call in hanging_calls()

@@ -48,7 +48,6 @@ LARGE_CLASSES = {
     "nodeagent/agent_config.py:Config": DOCUMENT,
     "nodeagent/fabric/nodelinks.py:NodeLink": DOCUMENT,
     "nodeagent/health/explain.py:DeviceView": DOCUMENT,
-    "nodeagent/cluster/agent_tasks.py:AgentState": "what the agent hands to the parts that write, one field each",
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
     "hack/lab/nodeagent_lab/sim/machine/hardware_values.py:Hardware": "one field for each reader of a NIC",
@@ -83,7 +82,6 @@ LARGE_CLASSES = {
     "nodeagent/web/gpu_statuses.py:GpuStatus": DOCUMENT,
     "nodeagent/web/node_view.py:NodeView": DOCUMENT,
     "nodeagent/web/node_view.py:ViewNic": DOCUMENT,
-    "nodeagent/web/pages.py:PageSources": DOCUMENT,
 }
 """Classes with more than ATTRIBUTES_MAX attributes or METHODS_MAX methods, and why. Those with the reason DOCUMENT have
 attributes by annotation alone."""

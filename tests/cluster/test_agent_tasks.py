@@ -257,7 +257,7 @@ def parts(*, accounted: bool = False, **settings: object) -> str:
     """The names of the enabled parts."""
     agent = SimpleNamespace(
         settings=ClusterSettings(**settings),
-        accounting=SimpleNamespace(enabled=accounted),
+        sharing=SimpleNamespace(accounting=SimpleNamespace(enabled=accounted)),
     )
     return " ".join(part.name for part in agent_tasks.PARTS if part.enabled(agent))
 

@@ -36,6 +36,7 @@ from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.apiserver.schema import apply_schema
 from tests.cluster.test_node_report import RAILS
 from tests.daemonset.test_rbac import CONTROLLER, facts, running, tell
+from tests.support.label_prefixes import label_prefixes
 from tests.support.nfd import nfd_definition
 from tests.support.wire_objects import FABRIC, LOST, definitions, reports, timeless, written
 
@@ -121,7 +122,7 @@ def test_each_mark_of_an_earlier_version_on_a_node_is_a_mark_of_this_one(version
         found |= {one["type"] for one in node.get("status", {}).get("conditions") or ()}
         found |= {one["key"] for one in node.get("spec", {}).get("taints") or ()}
         found |= {*(node["metadata"].get("labels") or ())} | {*(node["metadata"].get("annotations") or ())}
-    others = {key for key in found if not key.startswith(config.label_prefixes)} - {"zone"}
+    others = {key for key in found if not key.startswith(label_prefixes(config))} - {"zone"}
     assert len(others) > 5
     assert others <= keys
 

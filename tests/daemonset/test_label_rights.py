@@ -16,6 +16,7 @@ from nodeagent.fabric.fabric_settings import OWN_LABELS, LabelPreset, preset_key
 from tests.daemonset import test_rbac as rights
 from tests.daemonset.test_chart import render
 from tests.support.admission import Request, refusals
+from tests.support.label_prefixes import label_prefixes
 from tests.support.manifests import ROOT, Manifest, built, named
 
 pytestmark = pytest.mark.needs("kubectl", "helm_python", "cel_expr_python")
@@ -69,11 +70,11 @@ def test_the_policy_of_the_chart_allows_the_labels_of_its_controller_and_no_othe
     labels: dict[str, Any] | None,
 ) -> None:
     manifests, config = rendered(labels)
-    assert prefixes(manifests) == list(config.label_prefixes)
+    assert prefixes(manifests) == list(label_prefixes(config))
     assert refusals(manifests, labelled(*config.label_keys)) == []
     others = [key.partition("{")[0] + "x" for preset in PRESETS for key in preset_keys(preset)]
     for key in (*others, "kubernetes.io/role", "nvidia.com/gpu.present"):
-        allowed = key.startswith(config.label_prefixes)
+        allowed = key.startswith(label_prefixes(config))
         assert (refusals(manifests, labelled(key)) == []) is allowed, key
 
 
@@ -98,7 +99,7 @@ def test_a_key_that_no_policy_can_limit_is_refused() -> None:
 )
 def test_the_policy_of_each_overlay_allows_the_labels_of_its_controller(overlay: str) -> None:
     manifests = built(f"overlays/{overlay}")
-    assert prefixes(manifests) == list(configured(manifests).label_prefixes)
+    assert prefixes(manifests) == list(label_prefixes(configured(manifests)))
 
 
 def test_the_pages_name_each_preset_with_its_keys() -> None:
@@ -123,7 +124,7 @@ async def test_the_patch_with_all_labels_of_a_node_passes() -> None:
         for key in one.object["metadata"].get("labels") or ()
     }
     assert {key.partition("{")[0] for key in (OWN_LABELS, OWN_KEY, "fabric.topograph.run/tier-")} <= {
-        start for start in config.label_prefixes if any(key.startswith(start) for key in written)
+        start for start in label_prefixes(config) if any(key.startswith(start) for key in written)
     }
     assert [why for one in admitted if (why := refusals(manifests, one))] == []
     default = built("overlays/controller")

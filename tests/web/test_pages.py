@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -20,15 +21,17 @@ from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
+from nodeagent.metrics.computed_family import computed, single
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
+from nodeagent.sharing.gpu_sharing import GpuSharing
 from nodeagent.sharing.mps_watch import MpsWatch
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverVitals
 from nodeagent.web import pages
-from nodeagent.web.machine_view import OfferView, machine_view
-from nodeagent.web.pages import Pages, PageSources, device_counts
+from nodeagent.web.machine_view import OfferView
+from nodeagent.web.pages import FeaturePages, Pages, ShownAgent, device_counts
 from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts
 
@@ -38,31 +41,35 @@ def pages_of(
     *,
     gpus: GpuPublisher | Gpus | None = None,
     offered: tuple[DeviceKind, ...] = (),
+    features: FeaturePages | None = None,
 ) -> Pages:
-    sources = PageSources(
-        inventory=inventory or Inventory(),
-        offering=lambda: OfferView(offered),
-        rpc_stats=RpcStats(),
-        nic_samples=tuple,
-        nic_readers=tuple,
+    machine = SimpleNamespace(
+        gpus=gpus or GpuPublisher(HealthService()),
+        samples=tuple,
+        reader_statuses=tuple,
         overruns=dict,
         last_lldp=dict,
-        gpus=gpus or GpuPublisher(HealthService()),
-        statuses=lambda: (),
-        health_figures=dict,
-        explained_health=lambda: b"[]\n",
-        machine_view=lambda: machine_view((), inventory.snapshot, ()),
-        neighbor_view=lambda: b"{}\n",
-        configuration=None,
-        stuck_threads=lambda: 0,
-        cluster_writes=Deliveries().writes,
-        cluster_remarks=Deliveries().remarks,
-        accounting=GpuAccounting(GpuSettings(), Snapshot, lambda: {}),
-        limits=CgroupLimits(Tree("/"), "/var/log/pods", Inventory(), lambda: None),
-        changes=ChangeLog(10),
-        mps=MpsWatch(Path("/mps"), Inventory(), tuple, exclusive_process=False),
     )
-    return Pages(WebSettings(), sources)
+    sharing = GpuSharing(
+        GpuAccounting(GpuSettings(), Snapshot, lambda: {}),
+        CgroupLimits(Tree("/"), "/var/log/pods", Inventory(), lambda: None),
+        MpsWatch(Path("/mps"), Inventory(), tuple, exclusive_process=False),
+    )
+    sources = ShownAgent(
+        inventory=inventory or Inventory(),
+        sources=machine,
+        health=HealthService(),
+        offer=SimpleNamespace(rails={}, shown=lambda: OfferView(offered), view=None),
+        plugins=SimpleNamespace(stats=RpcStats(), statuses=tuple),
+        claims=SimpleNamespace(figures=lambda: None, pools=tuple),
+        sharing=sharing,
+        deliveries=Deliveries(),
+        changes=ChangeLog(10),
+        unwritable=tuple,
+        lost_history=lambda: None,
+        configuration=None,
+    )
+    return Pages(WebSettings(), "gpu-0", sources, features or FeaturePages())
 
 
 MEMORY, NIC = "nvidia-dgx-h100/gpu-mem", "nvidia-dgx-h100/nic0"
@@ -155,6 +162,17 @@ def test_a_scrape_shows_the_parts_of_the_agent() -> None:
     )
     assert shown.xids == Gpus.xids
     assert shown.certificate is None
+
+
+def test_samples_and_families_of_features_follow_those_of_the_core() -> None:
+    of_rail = Sample(1.0, "0000:18:00.0", Source.RAILS, {"rail_loss": 0.5})
+    of_gpu = Sample(1.0, "GPU-0", Source.GPU, {"gpu_celsius": 40})
+    family = computed("weather", "", "The weather.", lambda shown: single(len(shown.samples)))
+    features = FeaturePages(samples=lambda: [of_rail], families=[family])
+    made = pages_of(gpus=Gpus((of_gpu,)), features=features)
+    assert made.scrape_input().samples == (of_rail, of_gpu)
+    page = "".join(made._metrics_page._exposition.pieces(made.scrape_input(), openmetrics=False))
+    assert page.endswith("# TYPE nodeagent_weather gauge\nnodeagent_weather 2\n")
 
 
 def test_the_pages_fill_each_value_of_a_scrape() -> None:
