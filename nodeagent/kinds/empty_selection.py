@@ -130,18 +130,25 @@ def _devices(wanted: Sequence[str], pfs: Sequence[Function], vfs: Sequence[Funct
 
 
 def _left_out(entry: VfResource, chosen: Sequence[Function], links: dict[str, Link]) -> str:
-    routed = [pf for pf in chosen if (link := links.get(pf.pci_address)) is not None and link.default_route]
+    select = entry.select
+    routed = [
+        pf
+        for pf in chosen
+        if (link := links.get(pf.pci_address)) is not None
+        and link.default_route
+        and not (link.bonded and select.default_route == "bond")
+    ]
     if routed:
         return (
             f"the default route of the host goes through {_pfs(routed)}, so none of its VFs is offered "
             "(select.defaultRoute)"
         )
-    if entry.select.rdma is not None and all((pf.rdma is not None) != entry.select.rdma for pf in chosen):
-        has = "has no RDMA device" if entry.select.rdma else "has an RDMA device"
+    if select.rdma is not None and all((pf.rdma is not None) != select.rdma for pf in chosen):
+        has = "has no RDMA device" if select.rdma else "has an RDMA device"
         return f"each selected NIC {has} (select.rdma): {_pfs(chosen)}"
-    return (
-        f"each selected NIC is slower than select.minSpeedMbps {entry.select.min_speed_mbps}: {_pfs(chosen)}"
-    )
+    if select.rdma is not None:
+        return f"no selected NIC meets both select.rdma and select.minSpeedMbps: {_pfs(chosen)}"
+    return f"each selected NIC is slower than select.minSpeedMbps {select.min_speed_mbps}: {_pfs(chosen)}"
 
 
 def _is_renamed(old: str, name: str) -> bool:

@@ -91,6 +91,14 @@ def test_a_nic_that_is_selected_and_whose_vfs_are_not_offered_says_why() -> None
     assert said(pf, (link(),), "{kind: vf, select: {minSpeedMbps: 400000}}") == (
         f"each selected NIC is slower than select.minSpeedMbps 400000: {A} (enp0s0np0)"
     )
+    bonded = (link(default_route=True, bonded=True),)
+    of_bond = "{kind: vf, select: {defaultRoute: bond, rdma: false}}"
+    assert said(pf, bonded, of_bond) == f"each selected NIC has an RDMA device (select.rdma): {A} (enp0s0np0)"
+    slow, other = link(speed_mbps=10_000), replace(PFS[1], num_vfs=0, rdma=None)
+    facts = Snapshot(functions=(pf, other), links=(slow,))
+    assert message("{kind: vf, select: {rdma: true, minSpeedMbps: 400000}}", facts) == (
+        f"no selected NIC meets both select.rdma and select.minSpeedMbps: {THERE}"
+    )
     assert said(replace(pf, total_vfs=None, num_vfs=None)).startswith(
         f"{A} (enp0s0np0) has no SR-IOV: switch it on"
     )
