@@ -66,7 +66,8 @@ def why_no_gpus(entry: GpuMemResource | GpuResource, snapshot: Snapshot) -> str:
 
 
 def _unmatched_lists(select: PfSelect, pfs: Sequence[Function], snapshot: Snapshot) -> Iterator[str]:
-    vfs = [function for function in snapshot.functions if function.parent is not None]
+    present = {pf.pci_address for pf in pfs}
+    vfs = [function for function in snapshot.functions if function.parent in present]
     if select.pci_addresses and not any(matches(pf.pci_address, select.pci_addresses) for pf in pfs):
         yield _addresses(select.pci_addresses, pfs, vfs)
     if select.netdevs and not any(matches(pf.netdev or "", select.netdevs) for pf in pfs):
@@ -87,13 +88,11 @@ def _unmatched_lists(select: PfSelect, pfs: Sequence[Function], snapshot: Snapsh
 def _addresses(wanted: Sequence[str], pfs: Sequence[Function], vfs: Sequence[Function]) -> str:
     theirs = [vf for vf in vfs if matches(vf.pci_address, wanted)]
     if theirs:
-        parents, indexes = (
-            _listed(vf.parent or "" for vf in theirs),
-            _listed(str(vf.vf_index) for vf in theirs),
-        )
+        indexes = _listed(str(vf.vf_index) for vf in theirs if vf.vf_index is not None)
         return (
-            f"select.pciAddresses {_listed(wanted)} names VFs, and it selects PFs: name {parents}, and the VFs by "
-            f"select.vfIndexes ({indexes})"
+            f"select.pciAddresses {_listed(wanted)} names VFs, and it selects PFs: name "
+            f"{_listed(vf.parent or '' for vf in theirs)}, and the VFs by select.vfIndexes"
+            f"{f' ({indexes})' if indexes else ''}"
         )
     return f"no NIC has an address of select.pciAddresses {_listed(wanted)}: there are {_pfs(pfs)}"
 

@@ -75,6 +75,16 @@ def test_a_list_that_no_nic_matches_is_named_with_its_cause(select: str, cause: 
     assert message(f"{{kind: vf, select: {{{select}}}}}", NICS) == cause
 
 
+def test_a_vf_without_an_index_or_a_present_pf_is_named_without_it() -> None:
+    vf = replace(VFS[2], vf_index=None)
+    entry = f'{{kind: vf, select: {{pciAddresses: ["{vf.pci_address}"]}}}}'
+    assert message(entry, replace(NICS, functions=(*PFS, vf))).endswith(
+        f"name {B}, and the VFs by select.vfIndexes"
+    )
+    lost = replace(NICS, functions=(PFS[0], vf))
+    assert message(entry, lost).startswith("no NIC has an address of select.pciAddresses ")
+
+
 def test_a_nic_that_is_selected_and_whose_vfs_are_not_offered_says_why() -> None:
     (pf,) = (replace(PFS[0], num_vfs=0),)
 
