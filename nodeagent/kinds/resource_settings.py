@@ -38,7 +38,7 @@ OF_SRIOVDP = {
     "rootDevices": "here it is pciAddresses, of the PFs",
     "pfNames": 'here it is netdevs, and ens1f0#0-3 is netdevs: [ens1f0] with vfIndexes: ["0-3"]',
     "isRdma": "here it is vfDriver: rdma, beside select",
-    "needVhostNet": "leave it out: a VF's vhost node is passed on if it exists",
+    "needVhostNet": "here it is vhostNet, beside select",
     "vdpaType": "leave it out: a VF's vDPA device is passed on if it exists",
     "acpiIndexes": "nodeagent selects by pciAddresses or netdevs instead",
     "ddpProfiles": "nodeagent does not select by it",
@@ -144,6 +144,7 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
 
     misplaced: ClassVar[Mapping[str, str]] = SELECTORS | {
         "vfIndexes": "it is a list of select",
+        "needVhostNet": "here it is vhostNet",
         **dict.fromkeys(
             ("vendors", "devices", "drivers", "pciAddresses", "netdevs", "rdma", "linkTypes"),
             "it is a list of select",
@@ -210,6 +211,13 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
             "cdi: from the container runtime, by a CDI spec of the agent."
         ),
     ] = "nodes"
+    vhost_net: Annotated[
+        bool,
+        setting(
+            "true: containers get /dev/vhost-net and /dev/net/tun of the host too, for a virtio-user port of DPDK. Where "
+            "the host lacks one of them (module vhost_net), no container with a VF of this resource starts."
+        ),
+    ] = False
 
     @property
     def by_claim(self) -> bool:

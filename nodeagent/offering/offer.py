@@ -322,6 +322,7 @@ class Offer:
                 vf_driver=entry.vf_driver,
                 preferred=entry.preferred,
                 rdma_cm=snapshot.paths.rdma_cm,
+                vhost_net=entry.vhost_net,
                 cdi=entry.device_list_strategy == "cdi",
                 nccl_ib_hca=entry.nccl_ib_hca,
                 over_bonds=entry.select.default_route == "bond",
