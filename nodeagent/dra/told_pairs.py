@@ -1,4 +1,4 @@
-"""What a claim tells programs of its GPUs and NICs, as environment variables. Pure.
+"""The GPUs and NICs of a claim as programs are told of them, by environment variables. Pure.
 
 vLLM has the pairs and sets the variables of a transport in each worker: ``VLLM_GPU_NIC_PCIE_MAPPING`` and
 ``VLLM_NIC_SELECTION_VARS``, which must be set together (``vllm/v1/executor/vllm_net_devices.py``). It puts its own
@@ -28,7 +28,7 @@ def told(
     snapshot: Snapshot,
 ) -> tuple[tuple[str, str], ...]:
     """Return the variables of a claim with these VFs (PCI addresses by the name of the program that is told of them)
-    and GPUs (UUIDs). Without a GPU the pairs are those of all GPUs of the node: another claim or program hands them out.
+    and GPUs (UUIDs). Without a GPU the pairs are those of all GPUs of the node, which others hand out.
 
     ``devices`` are all devices of the node. VFs without an RDMA device are left out, and so is a variable without one.
     """

@@ -1,4 +1,4 @@
-"""What the containers of a claim are told of its GPUs and NICs, as vLLM, UCX, NVSHMEM and NCCL read it."""
+"""The containers of a claim learn of its GPUs and NICs as vLLM, UCX, NVSHMEM and NCCL read it."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def prepared(facts: Snapshot, text: str, *devices: DraDevice) -> PreparedClaim:
 
 def told(record: PreparedClaim) -> list[dict[str, str]]:
     """The variables for programs of each CDI device of the claim."""
-    return [
-        {name: value for name, value in edits.env if name in NAMES} for edits in record.edits.values()
-    ]
+    return [{name: value for name, value in edits.env if name in NAMES} for edits in record.edits.values()]
 
 
 def split(facts: Snapshot, text: str) -> tuple[list[GpuDevice], list[PfDevice]]:
@@ -106,7 +104,10 @@ def test_without_vllm_the_devices_of_the_claim_are_listed_with_their_port() -> N
     _, pfs = split(facts, text)
     assert told(prepared(facts, text, pfs[1]))[0]["UCX_NET_DEVICES"] == f"{rdma_of(facts, pfs[1])}:1"
     both = ",".join(f"{rdma_of(facts, it)}:1" for it in sorted(pfs, key=lambda it: it.vfs[0]))
-    assert told(prepared(facts, text, *reversed(pfs)))[0] == {"UCX_NET_DEVICES": both, "NVSHMEM_HCA_LIST": both}
+    assert told(prepared(facts, text, *reversed(pfs)))[0] == {
+        "UCX_NET_DEVICES": both,
+        "NVSHMEM_HCA_LIST": both,
+    }
 
 
 def test_where_others_hand_out_the_gpus_every_gpu_of_the_node_has_a_nic() -> None:
@@ -114,7 +115,8 @@ def test_where_others_hand_out_the_gpus_every_gpu_of_the_node_has_a_nic() -> Non
     text = telling("vllm")
     _, pfs = split(facts, text)
     mapping = dict(
-        pair.split("=") for pair in told(prepared(facts, text, *pfs))[0]["VLLM_GPU_NIC_PCIE_MAPPING"].split(",")
+        pair.split("=")
+        for pair in told(prepared(facts, text, *pfs))[0]["VLLM_GPU_NIC_PCIE_MAPPING"].split(",")
     )
     assert mapping.keys() == {gpu.pci_address for gpu in facts.gpus}
     assert mapping["0000:20:00.0"] == pfs[0].vfs[0]
@@ -150,7 +152,10 @@ def test_a_driver_that_names_its_devices_anew_changes_what_is_told() -> None:
             for it in facts.functions
         ),
     )
-    same, other = renewed(record, devices_of(facts, text), facts), renewed(record, devices_of(anew, text), anew)
+    same, other = (
+        renewed(record, devices_of(facts, text), facts),
+        renewed(record, devices_of(anew, text), anew),
+    )
     assert told(same) == told(record)
     assert told(other) == told(record), "pairs are PCI addresses"
     text = telling("ucx")
@@ -163,7 +168,10 @@ def test_a_driver_that_names_its_devices_anew_changes_what_is_told() -> None:
 @pytest.mark.parametrize("value", ["[vlm]", "vllm", "[vllm, vllm]"])
 def test_a_program_that_is_not_known_or_named_twice_is_an_error_of_the_file(value: str) -> None:
     with pytest.raises(ConfigError, match="tell"):
-        load(CONFIG.replace("{kind: vf, mode: dra,", f"{{kind: vf, mode: dra, tell: {value},"), name="test.yaml")
+        load(
+            CONFIG.replace("{kind: vf, mode: dra,", f"{{kind: vf, mode: dra, tell: {value},"),
+            name="test.yaml",
+        )
 
 
 def places(roots: list[int], legs: list[int]) -> list[tuple[str, ...]]:
