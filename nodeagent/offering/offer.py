@@ -324,7 +324,7 @@ class Offer:
                 rdma_cm=snapshot.paths.rdma_cm,
                 vhost_net=entry.vhost_net,
                 cdi=entry.device_list_strategy == "cdi",
-                nccl_ib_hca=entry.nccl_ib_hca,
+                tell=entry.told,
                 over_bonds=entry.select.default_route == "bond",
             )
 
