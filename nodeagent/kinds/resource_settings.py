@@ -220,8 +220,8 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
     vhost_net: Annotated[
         bool,
         setting(
-            "true: containers get /dev/vhost-net and /dev/net/tun of the host too, for a virtio-user port of DPDK. Where "
-            "the host lacks one of them (module vhost_net), no container with a VF of this resource starts."
+            "true: containers get /dev/vhost-net and /dev/net/tun of the host too, for a virtio-user port of DPDK. "
+            "Where the host lacks one of them (module vhost_net), no container with a VF of this resource starts."
         ),
     ] = False
 

@@ -187,7 +187,7 @@ def _offer(
     if memory_mib is None:
         draft.lose(
             f"{where}.resources.replicas",
-            f"a device is an amount of memory here: {replicas} of {size} MiB on a GPU of {memory} MiB, which is assumed. "
+            f"a device is an amount of memory here: {replicas} of {size} MiB on a GPU of {memory} MiB, as assumed. "
             "Give the memory of your GPUs with --gpu-memory MIB, and nodes with other GPUs a pool of their own",
         )
     draft.note(where, "a container that asks for several gets them on one GPU, and as much more memory")

@@ -87,14 +87,14 @@ def keep_apart(draft: Draft) -> None:
 
 def _excluded(entry: DraftEntry, first: DraftEntry) -> bool:
     """Leave the PFs of ``first`` out of ``entry``, where that leaves out what ``first`` selects and nothing else."""
-    (key, *others) = [*first.settings.get("select", {}), None]
+    keys = list(first.settings.get("select", {}))
     driver = first.settings.get("vfDriver", "any")
-    if others != [None] or key not in ("netdevs", "pciAddresses"):
+    if keys not in (["netdevs"], ["pciAddresses"]):
         return False
     if driver not in ("any", entry.settings.get("vfDriver", "any")):
         return False
     select = entry.settings.setdefault("select", {})
-    select["exclude"] = list(dict.fromkeys([*select.get("exclude", []), *first.settings["select"][key]]))
+    select["exclude"] = list(dict.fromkeys([*select.get("exclude", []), *first.settings["select"][keys[0]]]))
     return True
 
 

@@ -237,7 +237,7 @@ def _by_ranges(items: Sequence[str], key: str, made: Selection) -> tuple[Ranges 
         made.lost.append(
             (
                 key,
-                f"{', '.join(map(quote, left))}: an entry has the same VF indexes for all its PFs; make an entry of its "
+                f"{', '.join(map(quote, left))}: an entry has one list of VF indexes for its PFs; make an entry of its "
                 "own for these, with another name",
             )
         )
