@@ -52,7 +52,7 @@ SELECTORS = {
     "resourcePrefix": "it is a setting of the file, beside resources: all resources have one prefix",
     "selectors": "here it is select",
     "deviceType": "here it is kind",
-    "additionalInfo": "nodeagent has no such setting",
+    "additionalInfo": "nodeagent has no such setting: set variables in the pod",
     "excludeTopology": "nodeagent has no such setting: it reports the NUMA node if the kernel has one",
 }
 """Settings of a resource of sriov-network-device-plugin (pkg/types/types.go)."""
