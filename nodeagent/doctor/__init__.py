@@ -295,6 +295,7 @@ def _snapshot(outcomes: dict[str, ReadOutcome], stored: StoredNics) -> Snapshot 
     facts = nic_checks.completed(nics.facts, stored)
     return Snapshot(
         product=facts.product,
+        guest=facts.guest,
         functions=facts.functions,
         links=facts.links,
         gpus=gpus.gpus,

@@ -438,6 +438,7 @@ class StaleSource(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """All facts of this node at one moment.
 
+    ``guest``: the machine is a virtual one, by the names in its firmware.
     ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
     Functions are sorted by PCI address, GPUs by index, links by netdev, holdings by pod,
     neighbors and remarks by link. ``gpu_functions`` are all GPUs of the PCI bus; ``gpus`` are those with a known
@@ -447,6 +448,7 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
 
     revision: int = 0
     product: str | None = None
+    guest: bool = False
     gpus: tuple[Gpu, ...] = ()
     gpu_functions: tuple[GpuFunction, ...] = ()
     unusable_gpus: tuple[UnusableGpu, ...] = ()

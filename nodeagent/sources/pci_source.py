@@ -31,6 +31,7 @@ from nodeagent.base.bounded_calls import Unanswered
 from nodeagent.base.supervise import either, end_tasks
 from nodeagent.facts.affinity import path_of
 from nodeagent.facts.model import INFINIBAND, Function, GpuFunction, Link, Rdma, UnreadValue
+from nodeagent.facts.virtual_machine import is_virtual
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import NET, SysfsError, SysfsScan, Tree, naturally_sorted
 from nodeagent.sources.bounded_scan import BoundedScan, scan_now
@@ -146,6 +147,7 @@ def _rate(sysfs: SysfsScan, path: str) -> int | None:
 
 
 PRODUCT_FILE = "/sys/class/dmi/id/product_name"
+_VENDOR_FILE = "/sys/class/dmi/id/sys_vendor"
 _PCI = "/sys/bus/pci/devices"
 _VDPA = "/sys/bus/vdpa/devices"
 
@@ -169,6 +171,7 @@ class PciFacts(Struct, frozen=True):
     by the PCI address at which each was seen last. ``unread``: see ``Snapshot``."""
 
     product: str | None = None
+    guest: bool = False
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     unreadable: tuple[str, ...] = ()
@@ -223,11 +226,13 @@ def scan(tree: Tree) -> PciFacts:
     ordered = tuple(functions[address] for address in sorted(functions))
     with sysfs.deciding("", "product"):
         product = sysfs.read(tree.text, PRODUCT_FILE) or ""
+    vendor = sysfs.read(tree.text, _VENDOR_FILE)
     with sysfs.deciding("", "default_route"):
         default_route = default_route_netdevs(sysfs)
     pf_links = read_links(sysfs, ordered, default_route)
     return PciFacts(
         product=product.strip() or None,
+        guest=is_virtual(vendor, product),
         functions=ordered,
         links=pf_links,
         unreadable=sysfs.unreadable(),
