@@ -34,6 +34,8 @@ import msgspec
 
 from nodeagent import __version__, agent_features, discovery
 from nodeagent.agent_config import Config, load
+from nodeagent.attach.attach_stamps import AttachStamps
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
@@ -203,7 +205,11 @@ class Agent:
     def _make_offer(self) -> None:
         tree, options = self._tree, self._options
         cdi_folder = tree.path(self._config.cdi.directory)
-        files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
+        files = OfferFiles(
+            DeviceInfoFiles(tree.path(DEVICE_INFO)),
+            CdiSpecFiles(cdi_folder),
+            AttachStamps(self.stored.folder),
+        )
         stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
             options.device_plugins,
@@ -342,6 +348,7 @@ class Agent:
             tasks["config"] = self.file.run
         if self.history is not None:
             tasks["history"] = partial(self.history.keep, self.changes)
+        tasks["attach"] = self._plan_attach
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
             tasks["counted"] = self._watch_counted
@@ -422,6 +429,17 @@ class Agent:
             self._read_pods,
             own_pod=self._options.own_pod,
         )
+
+    async def _plan_attach(self) -> None:
+        await self.settled.wait()
+        from nodeagent.attach.plan_writer import PlanWriter, switch_off  # noqa: PLC0415 - off by default
+
+        if self._config.attach.interface is None:
+            await in_thread(partial(switch_off, self.stored.folder))
+            await asyncio.Event().wait()
+        await PlanWriter(
+            self._config.attach, self.inventory, lambda: self.offering.rails, self.stored.folder
+        ).run()
 
     async def _watch_counted(self) -> None:
         await self.settled.wait()
