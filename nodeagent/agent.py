@@ -35,7 +35,6 @@ import msgspec
 from nodeagent import __version__, agent_features, discovery
 from nodeagent.agent_config import Config, load
 from nodeagent.attach.attach_stamps import AttachStamps
-from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
@@ -275,7 +274,15 @@ class Agent:
 
     def _features(self) -> dict[str, AgentPart]:
         take = self.health.take_samples
-        core = AgentCore(self.inventory, self.offering, self.deliveries, take, self._tree, self.settled)
+        core = AgentCore(
+            self.inventory,
+            self.offering,
+            self.deliveries,
+            take,
+            self._tree,
+            self.settled,
+            self.stored.folder,
+        )
         return {row.name: row.start(core, lambda: self._config) for row in agent_features.AGENT}
 
     def _configuration_file(self) -> FollowedConfiguration[Config] | None:
@@ -348,7 +355,6 @@ class Agent:
             tasks["config"] = self.file.run
         if self.history is not None:
             tasks["history"] = partial(self.history.keep, self.changes)
-        tasks["attach"] = self._plan_attach
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
             tasks["counted"] = self._watch_counted
@@ -429,17 +435,6 @@ class Agent:
             self._read_pods,
             own_pod=self._options.own_pod,
         )
-
-    async def _plan_attach(self) -> None:
-        await self.settled.wait()
-        from nodeagent.attach.plan_writer import PlanWriter, switch_off  # noqa: PLC0415 - off by default
-
-        if self._config.attach.interface is None:
-            await in_thread(partial(switch_off, self.stored.folder))
-            await asyncio.Event().wait()
-        await PlanWriter(
-            self._config.attach, self.inventory, lambda: self.offering.rails, self.stored.folder
-        ).run()
 
     async def _watch_counted(self) -> None:
         await self.settled.wait()

@@ -20,7 +20,7 @@ from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.nri_plugin import NriError, NriPlugin, Runtime
-from nodeagent.attach.plan_writer import read_attach_plan
+from nodeagent.attach.plan_file import read_attach_plan
 from nodeagent.attach.pod_netdevs import HOST_NAMESPACE, DeviceOf, pci_device
 from nodeagent.base.backoff import Backoff
 from nodeagent.base.bounded_calls import in_thread

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from nodeagent.attach.address_plan import AddressPlan, interface_complaint, pattern_complaint
-from nodeagent.config.faults import Conflict, quote
+from nodeagent.config.file_errors import Conflict, quote
 from nodeagent.config.formats import form
 from nodeagent.config.setting import Settings, setting
 

@@ -11,9 +11,9 @@ sandbox, so a new sandbox of the same pod does not start with it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_changed_file
@@ -33,6 +33,24 @@ class Entry(Struct, frozen=True):
     interface: str
     network: str
     stamps: tuple[str, ...] = ()
+
+
+class _Mounted(Struct):
+    path: str = msgspec.field(name="hostPath")
+
+
+class _Edits(Struct):
+    env: list[str] = []
+    mounts: list[_Mounted] = []
+
+
+class _Device(Struct):
+    name: str
+    edits: _Edits = msgspec.field(name="containerEdits")
+
+
+class _Spec(Struct):
+    devices: list[_Device]
 
 
 def document(entries: Mapping[str, Entry]) -> dict[str, object]:
@@ -56,15 +74,23 @@ class AttachedSpec:
     def __init__(self, folder: Path) -> None:
         self.path = folder / _FILE
 
-    def stamps(self) -> dict[str, tuple[str, ...]]:
-        """The stamps that the file defines now, by PCI address; none if it cannot be read."""
-        stamps: dict[str, tuple[str, ...]] = {}
-        with suppress(OSError, ValueError):
-            found = cdi.vendor_devices({_FILE: read_regular(self.path).decode()})
-            for name in sorted(found.get(ATTACHED_KIND, ())):
-                device, _, stamp = name.rpartition("-")
-                stamps[device] = (*stamps.get(device, ()), stamp)
-        return stamps
+    def entries(self) -> dict[str, Entry]:
+        """What the file defines now, by PCI address; nothing if it cannot be read."""
+        try:
+            spec = msgspec.json.decode(read_regular(self.path), type=_Spec)
+        except (OSError, ValueError):
+            return {}
+        entries: dict[str, Entry] = {}
+        for one in spec.devices:
+            device, _, stamp = one.name.rpartition("-")
+            edits = one.edits
+            before = entries.get(device)
+            entries[device] = Entry(
+                edits.env[0].partition("=")[2] if edits.env else "",
+                edits.mounts[0].path if edits.mounts else "",
+                (*(() if before is None else before.stamps), stamp),
+            )
+        return entries
 
     def write(self, entries: Mapping[str, Entry]) -> None:
         """Define these devices and no others. A spec without devices is invalid, so then there is no file."""

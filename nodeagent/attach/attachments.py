@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -73,6 +73,11 @@ class _Known(NamedTuple):
     pods: frozenset[tuple[str, str]]
     holdings: tuple[Holding, ...]
 
+    def held(self, sandbox: Sandbox) -> frozenset[str]:
+        """The VFs that a pod holds. One without a stamp was allocated before the settings asked for netdevs: it stays
+        where it is."""
+        return frozenset(one for one in _held(self.holdings, sandbox, self.stamps) if self.stamps[one])
+
     def holders(self, device: str) -> set[tuple[str, str]]:
         """Namespace and name of the pods that hold a VF."""
         return {(one.namespace, one.pod) for one in self.holdings if device in one.device_ids}
@@ -103,6 +108,10 @@ class Attachments:
         """By sandbox and device: what the spec defines."""
         self._moving = asyncio.Lock()
         self._calls = BoundedCalls("netdevs", _MOVE_S)
+        self._on_host: dict[str, Entry] = {}
+        """Entries of an earlier process for pods on the host's network; which pod has which is not known."""
+        self._unordered: frozenset[str] = frozenset()
+        """The sandboxes that the runtime listed together. Of two others the later one is the newer one."""
         self._unsettled: dict[str, str] = {}
         """Why a sandbox lacks its netdevs, by its ID; empty: not known yet."""
         self._in_doubt = True
@@ -116,10 +125,11 @@ class Attachments:
     async def synchronize(self, sandboxes: tuple[Sandbox, ...]) -> None:
         async with self._moving:
             self._sandboxes = {sandbox.id: sandbox for sandbox in sandboxes}
+            self._unordered = frozenset(self._sandboxes)
             self._entries = {}
             self._unsettled = {}
             self._in_doubt = True
-        await self.settle()
+            await self._settle()
 
     async def begin(self, sandbox: Sandbox) -> None:
         self._sandboxes[sandbox.id] = sandbox
@@ -127,7 +137,7 @@ class Attachments:
         if plan is None or not plan.on or not plan.vfs:
             return
         listed = self._listed
-        if listed is not None and listed[0] == changed_ns and not _held(listed[1], sandbox, plan):
+        if listed is not None and listed[0] == changed_ns and not _held(listed[1], sandbox, plan.vfs):
             return  # nothing was allocated since that list
         async with self._moving:
             try:
@@ -143,10 +153,11 @@ class Attachments:
                 return
             if (sandbox.namespace, sandbox.pod) not in known.pods:
                 self._in_doubt = True  # the kubelet has just started, and lists its pods one after the other
-            elif held := _held(known.holdings, sandbox, plan):
+            elif held := known.held(sandbox):
                 try:
                     await self._attach(sandbox, held, plan, known)
                 except AttachError as error:
+                    self._unsettled[sandbox.id] = str(error)  # the answer may have left
                     raise AttachRefused(f"nodeagent attach: {error}") from error
 
     async def end(self, sandbox: Sandbox) -> None:
@@ -167,44 +178,52 @@ class Attachments:
     async def settle(self) -> None:
         """Bring every sandbox to what its pod holds, and the VFs of ended pods back to the host."""
         async with self._moving:
-            plan = await in_thread(self._plan)
-            if plan is None:
-                return
-            if not plan.on:
-                self._in_doubt = False
-                self._unsettled = {}
-                await self._calls.run(self._keep, plan, self._sandboxes.values())
-                await self._calls.run(self._tidy, plan)
-                return
-            try:
-                known = await self._known(plan)
-            except HoldingsError as error:
-                log.warning("The sandboxes wait for the kubelet's list. reason=%r", str(error))
-                await self._calls.run(self._keep, plan, self._sandboxes.values())
-                return
-            unlisted = [
-                one
-                for one in self._newest()
-                if (one.namespace, one.pod) not in known.pods and one.id not in self._entries
-            ]
-            self._in_doubt = await self._calls.run(self._keep, plan, unlisted)
-            for sandbox in self._newest():
-                held = _held(known.holdings, sandbox, plan)
-                if not held or not (sandbox.network or sandbox.on_host):
-                    continue
-                try:
-                    await self._attach(sandbox, held, plan, known)
-                except AttachError as error:
-                    if self._unsettled.get(sandbox.id) != str(error):
-                        log.warning(
-                            "A pod lacks its NICs. pod=%s/%s reason=%r",
-                            sandbox.namespace,
-                            sandbox.pod,
-                            str(error),
-                        )
-                    self._unsettled[sandbox.id] = str(error)
-            await self._calls.run(self._write)
+            await self._settle()
+
+    async def _settle(self) -> None:
+        plan = await in_thread(self._plan)
+        if plan is None:
+            return
+        if not plan.on:
+            self._in_doubt = False
+            self._unsettled = {}
+            await self._calls.run(self._keep, plan, self._sandboxes.values())
             await self._calls.run(self._tidy, plan)
+            return
+        try:
+            known = await self._known(plan)
+        except HoldingsError as error:
+            log.warning("The sandboxes wait for the kubelet's list. reason=%r", str(error))
+            await self._calls.run(self._keep, plan, self._sandboxes.values())
+            return
+        pods = await in_thread(self._alive)
+        unclear = [
+            one
+            for pod, sandboxes in pods.items()
+            for one in sandboxes
+            if (pod not in known.pods or self._is_unclear(sandboxes)) and one.id not in self._entries
+        ]
+        self._in_doubt = await self._calls.run(self._keep, plan, unclear)
+        for sandboxes in pods.values():
+            held = known.held(sandboxes[-1])
+            try:
+                if held and self._is_unclear(sandboxes):
+                    raise AttachError(f"{len(sandboxes)} sandboxes have its name: waiting for the end of one")
+                if held:
+                    await self._attach(sandboxes[-1], held, plan, known)
+            except AttachError as error:
+                self._lacks(sandboxes, str(error))
+            else:
+                for one in sandboxes:
+                    self._unsettled.pop(one.id, None)
+        await self._calls.run(self._write)
+        await self._calls.run(self._tidy, plan)
+
+    def _lacks(self, sandboxes: Iterable[Sandbox], reason: str) -> None:
+        for one in sandboxes:
+            if self._unsettled.get(one.id) != reason:
+                log.warning("A pod lacks its NICs. pod=%s/%s reason=%r", one.namespace, one.pod, reason)
+            self._unsettled[one.id] = reason
 
     async def tend(self) -> None:
         """Run until cancelled: look at the netdevs regularly."""
@@ -237,19 +256,28 @@ class Attachments:
         named = ((self._sandboxes.get(id_), reason) for id_, reason in self._unsettled.items())
         return tuple(
             sorted(
-                (
+                {
                     WaitingPod(f"{one.namespace}/{one.pod}", reason)
                     for one, reason in named
                     if one is not None
-                ),
-                key=lambda waiting: waiting.pod,
+                },
+                key=lambda waiting: (waiting.pod, waiting.reason),
             )
         )
 
-    def _newest(self) -> tuple[Sandbox, ...]:
-        """One sandbox of each pod: a pod whose sandbox died gets another one, which begins later."""
-        there = (one for one in self._sandboxes.values() if not one.network or Path(one.network).exists())
-        return tuple({(one.namespace, one.pod): one for one in there}.values())
+    def _alive(self) -> dict[tuple[str, str], list[Sandbox]]:
+        """The sandboxes of each pod that are not stopped, the newest last: a pod whose sandbox died gets another one.
+        Blocks."""
+        pods: dict[tuple[str, str], list[Sandbox]] = {}
+        for one in tuple(self._sandboxes.values()):
+            if one.on_host or (one.network and Path(one.network).exists()):
+                pods.setdefault((one.namespace, one.pod), []).append(one)
+        return pods
+
+    def _is_unclear(self, sandboxes: Sequence[Sandbox]) -> bool:
+        """Whether several sandboxes live of which nobody says which one is the newer: the runtime lists them in any
+        order, and the kubelet names pods without their UIDs."""
+        return len(sandboxes) > 1 and sandboxes[-1].id in self._unordered
 
     # --- in a thread ---
 
@@ -302,7 +330,17 @@ class Attachments:
                     raise AttachError(f"{min(lost)}: its netdev is not on the host")
             else:
                 with open_namespace(sandbox.network) as there:
-                    self._fetch(missing - devices_in(there, self._device_of).keys(), sandbox, plan)
+                    inside = devices_in(there, self._device_of)
+                    self._fetch(missing - inside.keys(), sandbox, plan)
+                    known_names = self._names.known
+                    self._names.give(
+                        {
+                            link.device: link.name
+                            for link in links
+                            if (netdev := inside.get(link.device)) is None
+                            or netdev.name == known_names.get(link.device)
+                        }
+                    )
                     attach(host, there, links, self._names.known, self._device_of)
                     present = devices_in(there, self._device_of)
         return {one: Entry(present[one].name, sandbox.network, known.stamps[one]) for one in sorted(devices)}
@@ -338,7 +376,7 @@ class Attachments:
                 netdev = present.get(device)
                 known = plan is not None and device in plan.vfs
                 if netdev is None or (
-                    known and plan is not None and not has_our_name(plan, device, netdev.name)
+                    known and plan is not None and not self._is_ours(plan, device, netdev.name)
                 ):
                     continue
                 if not give_back(host, pod, device, self._names.known.get(device), self._device_of):
@@ -349,19 +387,24 @@ class Attachments:
     def _keep(self, plan: AttachPlan, sandboxes: Iterable[Sandbox]) -> bool:
         """Keep those entries of an earlier process whose VFs are in the namespaces of these sandboxes. Return whether
         there are any."""
-        before, kept = self._spec.stamps(), False
+        sandboxes = tuple(sandboxes)
+        before, kept = self._spec.entries(), False
         for sandbox in sandboxes:
             present = self._present(sandbox)
             if mine := before.keys() & plan.vfs.keys() & present.keys():
                 self._entries[sandbox.id] = {
-                    one: Entry(present[one].name, sandbox.network, before[one]) for one in sorted(mine)
+                    one: Entry(present[one].name, sandbox.network, before[one].stamps) for one in sorted(mine)
                 }
                 kept = True
+        on_host = any(sandbox.on_host for sandbox in sandboxes)
+        self._on_host = {one: entry for one, entry in before.items() if on_host and not entry.network}
         self._write()
-        return kept
+        return kept or bool(self._on_host)
 
     def _write(self) -> None:
-        self._spec.write({device: entry for of in self._entries.values() for device, entry in of.items()})
+        self._spec.write(
+            self._on_host | {device: entry for of in self._entries.values() for device, entry in of.items()}
+        )
 
     def _tidy(self, plan: AttachPlan) -> bool:
         """Forget the sandboxes whose namespace is gone, and name the VFs that came back from it by themselves. Return
@@ -379,7 +422,7 @@ class Attachments:
         with suppress(AttachError, NetlinkError), open_namespace(self._host) as host:
             found = self._learn(host, plan)
             for device, netdev in found.items():
-                if device in plan.vfs and _is_foreign(plan, device, netdev.name):
+                if device in plan.vfs and self._is_foreign(plan, device, netdev.name):
                     restore_name(host, netdev, self._names.known.get(device))
             entries = {device: entry for of in self._entries.values() for device, entry in of.items()}
             inside = {device for device, entry in entries.items() if entry.network}
@@ -394,22 +437,25 @@ class Attachments:
             {
                 device: netdev.name
                 for device, netdev in found.items()
-                if device in plan.vfs and not _is_foreign(plan, device, netdev.name)
+                if device in plan.vfs and not self._is_foreign(plan, device, netdev.name)
             }
         )
         return found
 
+    def _is_ours(self, plan: AttachPlan, device: str, name: str) -> bool:
+        """Whether a VF has a name in a pod that it has from us; the pattern of names may have changed since."""
+        return name == self._names.given.get(device) or has_our_name(plan, device, name)
 
-def _is_foreign(plan: AttachPlan, device: str, name: str) -> bool:
-    """Whether a VF on the host has a name from a pod, or one that the kernel made because that was taken."""
-    return has_our_name(plan, device, name) or re.fullmatch(r"dev[0-9]+", name) is not None
+    def _is_foreign(self, plan: AttachPlan, device: str, name: str) -> bool:
+        """Whether a VF on the host has a name from a pod, or one that the kernel made because that was taken."""
+        return self._is_ours(plan, device, name) or re.fullmatch(r"dev[0-9]+", name) is not None
 
 
-def _held(holdings: Iterable[Holding], sandbox: Sandbox, plan: AttachPlan) -> frozenset[str]:
+def _held(holdings: Iterable[Holding], sandbox: Sandbox, vfs: Collection[str]) -> frozenset[str]:
     return frozenset(
         device
         for holding in holdings
         if (holding.namespace, holding.pod) == (sandbox.namespace, sandbox.pod)
         for device in holding.device_ids
-        if device in plan.vfs
+        if device in vfs
     )

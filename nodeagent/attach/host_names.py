@@ -22,10 +22,11 @@ HOST_NAMES = f"{ATTACH_FOLDER}/host-names.json"
 
 
 class StoredNames(msgspec.Struct, frozen=True):
-    """By PCI address, in one boot."""
+    """By PCI address, in one boot. ``given`` are the names that VFs had in their last pods."""
 
     boot_id: str | None
     names: dict[str, str]
+    given: dict[str, str] = {}
 
 
 class HostNames:
@@ -34,10 +35,13 @@ class HostNames:
     def __init__(self, folder: Path) -> None:
         self.path = folder / HOST_NAMES
         self.known: Mapping[str, str] = {}
+        self.given: Mapping[str, str] = {}
+        """The name in a pod that a VF had from us last: with it the kernel returns the VF of a namespace that dies."""
         self._boot = boot_id()
         try:
             stored = msgspec.json.decode(read_regular(self.path), type=StoredNames)
-            self.known = stored.names if stored.boot_id == self._boot else {}
+            if stored.boot_id == self._boot:
+                self.known, self.given = stored.names, stored.given
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
@@ -49,7 +53,14 @@ class HostNames:
 
     def learn(self, seen: Mapping[str, str]) -> None:
         """Take the present names of VFs on the host. Blocks; raises ``OSError``."""
-        if (known := {**self.known, **seen}) != self.known:
-            stored = StoredNames(self._boot, known)
+        self._keep({**self.known, **seen}, self.given)
+
+    def give(self, names: Mapping[str, str]) -> None:
+        """VFs are about to get these names in a pod. Blocks; raises ``OSError``."""
+        self._keep(self.known, {**self.given, **names})
+
+    def _keep(self, known: Mapping[str, str], given: Mapping[str, str]) -> None:
+        if (known, given) != (self.known, self.given):
+            stored = StoredNames(self._boot, dict(known), dict(given))
             replace_changed_file(self.path, msgspec.json.encode(stored, order="sorted") + b"\n")
-            self.known = known
+            self.known, self.given = known, given

@@ -246,14 +246,20 @@ class _Connection:
     async def _in_time(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Do the work; return before the runtime's limit although it goes on."""
         task = asyncio.create_task(work)
+        _going_on.add(task)
         limit_s = self._runtime.answer_limit_s * _ANSWER_SHARE
-        done, _ = await asyncio.wait((task,), timeout=limit_s)
+        done: set[asyncio.Task[None]] = set()
+        try:
+            done, _ = await asyncio.wait((task,), timeout=limit_s)
+        finally:  # the connection may end meanwhile
+            if done:
+                _going_on.discard(task)
+            else:
+                task.add_done_callback(_late)
         if done:
             await task
             return
         log.warning("The runtime is answered before the work is done. what=%s after_s=%.1f", what, limit_s)
-        task.add_done_callback(_late)
-        _going_on.add(task)
 
     async def _send(self, message: TtrpcMessage) -> None:
         self._writer.write(frame(message))
@@ -267,7 +273,7 @@ _EVENTS = {
     "RemovePodSandbox": pb.REMOVE_POD_SANDBOX,
 }
 _going_on: set[asyncio.Task[None]] = set()
-"""Work of which the answer has left: asyncio itself keeps no reference."""
+"""Work that goes on though its answer has left or its connection ended: asyncio itself keeps no reference."""
 
 
 def _late(task: asyncio.Task[None]) -> None:

@@ -52,9 +52,7 @@ def open_namespace(path: str) -> Iterator[OpenNamespace]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise AttachError(
-            f"the network namespace {path} cannot be open_namespace: {error.strerror}"
-        ) from error
+        raise AttachError(f"the network namespace {path} cannot be opened: {error.strerror}") from error
     with ExitStack() as stack:
         stack.callback(os.close, descriptor)
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nodeagent.attach.attach_files import AttachFiles, AttachState
-from nodeagent.attach.plan_writer import read_attach_plan
+from nodeagent.attach.plan_file import read_attach_plan
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.doctor.reads import Target
 

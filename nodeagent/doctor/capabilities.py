@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from nodeagent.agent_config import Config
-from nodeagent.attach import attach_files, host_names, plan_writer, pod_plan
+from nodeagent.attach import attach_files, host_names, plan_file, pod_plan
 from nodeagent.base import kept_changes
 from nodeagent.base.file_writing import nearest_folder, unwritable_because
 from nodeagent.base.kept_changes import lost_because
@@ -115,7 +115,7 @@ FORMS: tuple[StoredForm[Any], ...] = (
         loss="slices of their GPUs are Unhealthy",
     ),
     StoredForm(
-        name=plan_writer.PLAN_FILE,
+        name=plan_file.PLAN_FILE,
         type=pod_plan.AttachPlan,
         content="plan of netdevs in pods",
         loss="new pods with VFs wait until the agent writes it again",

@@ -51,7 +51,7 @@ UNSHOWN = {
 }
 """Files that the verb `remembered` does not show, because nothing in them has to be forgotten by hand."""
 OTHER_WRITERS = {
-    "nodeagent/attach/plan_writer.py": "read by nodeagent attach, and written again when it differs",
+    "nodeagent/attach/plan_file.py": "read by nodeagent attach, and written again when it differs",
     "nodeagent/attach/attach_files.py": "read by the doctor",
     "nodeagent/attach/attach_stamps.py": "read by nodeagent attach; an Allocate fails without its stamp",
     "nodeagent/attach/attached_spec.py": "read by container runtimes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.agent_config import Config, load
-from nodeagent.config.faults import ConfigError
+from nodeagent.config.file_errors import ConfigError
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 
@@ -39,6 +39,6 @@ def test_a_plan_that_fits_is_accepted() -> None:
 def test_what_cannot_work_is_refused_at_its_line(section: str, line: int, why: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load(f"{HEAD}attach:\n  {section}\n", name="f")
-    assert [(fault.line, why in f"{fault.path} {fault.message}") for fault in refused.value.faults] == [
+    assert [(fault.line, why in f"{fault.path} {fault.message}") for fault in refused.value.errors] == [
         (line, True)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
 from nodeagent.attach.pod_plan import PlannedVf
+from nodeagent.facts.model import Holding
 from tests.support.attached_pods import AttachedNode, addresses, links, vf
 
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")
@@ -444,3 +446,145 @@ async def test_a_spec_that_was_deleted_is_written_again(node: AttachedNode) -> N
     (node.folder / "cdi" / "nodeagent-attached.json").unlink()
     await node.attachments.look()
     assert node.entries() == before
+
+
+# --- found by attacks -------------------------------------------------------------------------------------
+
+
+async def test_a_pod_that_was_refused_after_its_answer_had_left_is_tried_again(node: AttachedNode) -> None:
+    """The runtime was answered before the work failed, so its sandbox stays and no other one comes."""
+    sandbox, pod = node.pod("trainer", vf(0))
+    pod.ip("link add rail0 type veth peer name other")
+    await node.attachments.synchronize(())
+    node.long_after_the_allocation()
+    with pytest.raises(AttachRefused):
+        await node.attachments.begin(sandbox)
+    assert [one.pod for one in node.attachments.waiting] == ["default/trainer"]
+    pod.ip("link del rail0")
+    await node.attachments.look()
+    assert node.starts(vf(0))
+    assert node.attachments.waiting == ()
+
+
+async def test_a_vf_that_was_allocated_before_the_settings_asked_for_netdevs_stays_where_it_is(
+    node: AttachedNode,
+) -> None:
+    sandbox, pod = node.pod("trainer")
+    assert node.holdings is not None
+    node.holdings.append(Holding("default", "trainer", "main", "example.com/nic", (vf(0),)))
+    await node.attachments.synchronize((sandbox,))
+    await node.attachments.begin(sandbox)
+    assert (links(pod), node.on_host(), node.entries()) == ({}, node.all_host_names(), {})
+
+
+async def test_a_stopped_sandbox_of_a_pod_does_not_hide_the_one_that_lives(node: AttachedNode) -> None:
+    """A runtime lists its sandboxes in any order, and one that it has stopped without a namespace."""
+    sandbox, pod = node.pod("trainer", vf(0))
+    stopped = replace(sandbox, id="sandbox-before", network="")
+    await node.attachments.synchronize((sandbox, stopped))
+    assert (links(pod).keys(), node.starts(vf(0))) == ({"rail0"}, True)
+
+
+async def test_of_two_sandboxes_of_a_name_that_live_neither_is_taken_for_the_newer_one(
+    node: AttachedNode,
+) -> None:
+    """A pod was deleted by force, and its successor of the same name has a sandbox beside it."""
+    sandbox, pod = node.pod("web-0", vf(0))
+    before, old = node.pod("web-0-before")
+    before = replace(before, pod="web-0")
+    for order in ((sandbox, before), (before, sandbox)):
+        await node.restarted().synchronize(order)
+        assert (links(pod), links(old), node.starts(vf(0))) == ({}, {}, False)
+        assert [one.pod for one in node.attachments.waiting] == ["default/web-0"]
+    await node.attachments.end(before)
+    Path(before.network).unlink()
+    await node.attachments.look()
+    assert (links(pod).keys(), links(old), node.starts(vf(0))) == ({"rail0"}, {}, True)
+    assert node.attachments.waiting == ()
+
+
+async def test_switched_off_a_pod_on_the_hosts_network_starts_its_containers_again(
+    node: AttachedNode,
+) -> None:
+    sandbox, _ = node.pod("trainer", vf(0))
+    sandbox = replace(sandbox, network="", on_host=True)
+    await node.attachments.begin(sandbox)
+    assert node.plan is not None
+    node.plan = replace(node.plan, on=False)
+    for _ in range(2):
+        await node.restarted().synchronize((sandbox,))
+        await node.attachments.look()
+        assert node.starts(vf(0))
+    await node.restarted().synchronize(())
+    assert node.entries() == {}
+
+
+async def test_without_the_kubelet_a_pod_on_the_hosts_network_starts_its_containers_again(
+    node: AttachedNode,
+) -> None:
+    sandbox, _ = node.pod("trainer", vf(0))
+    sandbox = replace(sandbox, network="", on_host=True)
+    await node.attachments.begin(sandbox)
+    node.holdings = None
+    await node.restarted().synchronize((sandbox,))
+    assert node.starts(vf(0))
+    node.holdings, node.unlisted = [], {("default", "trainer")}
+    await node.attachments.look()
+    assert node.starts(vf(0))
+    node.unlisted = set()
+    await node.attachments.look()
+    assert node.entries() == {}
+
+
+@pytest.mark.parametrize("seen", [True, False])
+async def test_after_another_pattern_of_names_vfs_have_their_own_names_on_the_host_again(
+    node: AttachedNode, *, seen: bool
+) -> None:
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    assert node.plan is not None
+    node.plan = replace(node.plan, interface="net{rail}")
+    await node.restarted().synchronize((sandbox,))
+    assert links(pod).keys() == {"rail0"}
+    if seen:
+        await node.attachments.end(sandbox)
+        node.ended(sandbox)
+    else:
+        await _kernel_returns(node, sandbox)
+        node.ended(sandbox)
+        await node.restarted().synchronize(())
+    assert node.on_host() == node.all_host_names()
+
+
+async def test_a_sandbox_that_begins_before_the_first_look_does_not_take_the_entries_of_others(
+    node: AttachedNode,
+) -> None:
+    """Both wait for a move; the kubelet then answers once more."""
+    stays, _ = node.pod("stays", vf(0))
+    moves, _ = node.pod("moves", vf(0, 1))
+    comes, _ = node.pod("comes", vf(1))
+    await node.attachments.begin(stays)
+    node.restarted()
+    tasks: list[asyncio.Task[None]] = []
+
+    def listed_the_last_time() -> None:
+        node.holdings = None
+
+    def waiting() -> None:
+        node.at_list = listed_the_last_time
+        tasks.append(asyncio.create_task(node.attachments.synchronize((stays, moves))))
+        tasks.append(asyncio.create_task(node.attachments.begin(comes)))
+
+    node.at_list = waiting
+    await node.attachments.begin(moves)
+    await asyncio.gather(*tasks)
+    assert node.starts(vf(0), vf(0, 1))
+
+
+async def test_an_ipv6_address_is_of_use_as_soon_as_the_container_may_start(node: AttachedNode) -> None:
+    assert node.plan is not None
+    node.plan = replace(node.plan, vfs={**node.plan.vfs, vf(0): PlannedVf(0, 4200, "fd00:100::7/64")})
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    with pod.entered(), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as user:
+        user.bind(("fd00:100::7", 4711))

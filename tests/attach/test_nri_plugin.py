@@ -22,6 +22,7 @@ from nodeagent.attach.nri_plugin import (
 )
 from nodeagent.attach.ttrpc_frames import TTRPC_MAX, TtrpcError, TtrpcMessage, TtrpcReader
 from tests.support.nri_runtime import PLUGIN, REQUEST, NriRuntime, decode, encode, message, pod
+from tests.support.waiting import until
 
 
 class Followed:
@@ -280,3 +281,25 @@ def test_octets_of_a_third_connection_are_dropped() -> None:
     assert list(TtrpcReader().feed(message(3, 1, 1, b"x") + message(1, 1, 1, encode({1: "y"})))) == [
         TtrpcMessage(1, 1, 1, b"\n\x01y")
     ]
+
+
+async def test_work_goes_on_when_its_connection_ends_and_its_failure_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed, begun, goes_on, ended = Followed(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def moves(_: Sandbox) -> None:
+        begun.set()
+        await goes_on.wait()
+        ended.set()
+        raise AttachRefused("the VF does not move")
+
+    followed.work = moves
+    async with NriRuntime(tmp_path / "nri") as runtime, plugin_of(runtime, followed):
+        await runtime.begin()
+        call = asyncio.create_task(runtime.call("StateChange", {1: 1, 2: pod("a")}))
+        await begun.wait()
+        call.cancel()
+    goes_on.set()
+    await ended.wait()
+    await until(lambda: "the VF does not move" in caplog.text)

@@ -47,6 +47,7 @@ _INET_CONF, _SKIP_STATISTICS = 1, 8
 ARP_ANNOUNCE, ARP_IGNORE = 18, 19
 """IPV4_DEVCONF_*, include/uapi/linux/ip.h: the sysctls of a netdev."""
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFA_NODAD = 0x02  # IFA_F_NODAD, include/uapi/linux/if_addr.h
 _RTA_DST, _RTA_OIF, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 7, 15
 _FRA_SRC, _FRA_PRIORITY, _FRA_TABLE = 2, 6, 15
 _STATIC, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST, _TO_TABLE = 4, 0, 253, 1, 1
@@ -102,9 +103,10 @@ class NamespaceNetdevs(NetlinkSocket):
         self._change(_NEWLINK, 0, _link(ifindex, up=True) + attrs)
 
     def add_address(self, ifindex: int, address: IPv4Interface | IPv6Interface) -> None:
-        """Give a netdev an address, unless it has it."""
-        raw = address.ip.packed
-        body = _ADDRESS.pack(_family(address), address.network.prefixlen, 0, _SCOPE_UNIVERSE, ifindex)
+        """Give a netdev an address, unless it has it. IPv6: programs can use it at once, because the kernel does not
+        look for a duplicate first, which takes up to two seconds."""
+        raw, flags = address.ip.packed, _IFA_NODAD if address.version == 6 else 0
+        body = _ADDRESS.pack(_family(address), address.network.prefixlen, flags, _SCOPE_UNIVERSE, ifindex)
         self._add(_NEWADDR, body + attribute(_IFA_LOCAL, raw) + attribute(_IFA_ADDRESS, raw))
 
     def route_by_source(self, ifindex: int, address: IPv4Interface | IPv6Interface, table: int) -> None:

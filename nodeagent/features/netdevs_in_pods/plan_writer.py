@@ -12,16 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-from msgspec.structs import replace
-
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
-from nodeagent.attach.attach_files import ATTACH_FOLDER
 from nodeagent.attach.attach_settings import AttachSettings
+from nodeagent.attach.plan_file import write_attach_plan
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.base.bounded_calls import BoundedCalls
-from nodeagent.base.file_writing import replace_changed_file
-from nodeagent.base.regular_file import read_regular
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
@@ -31,7 +26,6 @@ from nodeagent.kinds.vf import has_netdev
 
 log = logging.getLogger(__name__)
 
-PLAN_FILE = f"{ATTACH_FOLDER}/plan.json"
 ADDRESSES_S = 10.0
 _WRITE_S = 5.0
 
@@ -80,24 +74,6 @@ def pf_addresses(pfs: frozenset[str]) -> dict[str, tuple[VfAddress, ...]]:
         }
 
 
-def read_attach_plan(folder: Path) -> AttachPlan | None:
-    """The plan that the agent wrote last; ``None`` if there is none. Blocks."""
-    try:
-        return msgspec.json.decode(read_regular(folder / PLAN_FILE), type=AttachPlan)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        log.warning("The agent's plan cannot be read. file=%s reason=%r", folder / PLAN_FILE, str(error))
-        return None
-
-
-def switch_off(folder: Path) -> None:
-    """Let pods that have netdevs keep them until their end, and no pod get any: the settings no longer ask for it.
-    Blocks."""
-    if (plan := read_attach_plan(folder)) is not None and plan.on:
-        _write(folder / PLAN_FILE, replace(plan, on=False))
-
-
 class PlanWriter:
     """``rails`` returns the rail of each PF. Belongs to one event loop."""
 
@@ -110,7 +86,7 @@ class PlanWriter:
         read_addresses: Callable[[frozenset[str]], PfAddresses] = pf_addresses,
     ) -> None:
         self._settings, self._inventory, self._rails = settings, inventory, rails
-        self._path = folder / PLAN_FILE
+        self._folder = folder
         self._read = read_addresses
         self._addresses: PfAddresses = {}
         self._calls = BoundedCalls("attach plan", _WRITE_S)
@@ -135,11 +111,7 @@ class PlanWriter:
             log.warning("The addresses of the PFs cannot be read; the last ones stay. reason=%r", str(error))
         plan = attach_plan(self._settings, snapshot, rails, self._addresses)
         try:
-            await self._calls.run(_write, self._path, plan)
+            if await self._calls.run(write_attach_plan, self._folder, plan):
+                log.info("The plan for netdevs in pods was written. vfs=%d", len(plan.vfs))
         except OSError as error:
-            log.warning("The plan for pods cannot be written. file=%s reason=%r", self._path, str(error))
-
-
-def _write(path: Path, plan: AttachPlan) -> None:
-    if replace_changed_file(path, msgspec.json.encode(plan, order="sorted") + b"\n"):
-        log.info("The plan for netdevs in pods was written. vfs=%d", len(plan.vfs))
+            log.warning("The plan for pods cannot be written. reason=%r", str(error))

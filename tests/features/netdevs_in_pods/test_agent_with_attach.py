@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nodeagent.attach.attach_stamps import AttachStamps
-from nodeagent.attach.plan_writer import read_attach_plan
+from nodeagent.attach.plan_file import read_attach_plan
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import node
 from tests.support.waiting import until

@@ -8,10 +8,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from nodeagent.attach.attach_settings import AttachSettings
-from nodeagent.attach.plan_writer import PLAN_FILE, PlanWriter, attach_plan, read_attach_plan, switch_off
+from nodeagent.attach.plan_file import PLAN_FILE, read_attach_plan, switch_off
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Link, Snapshot
+from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter, attach_plan
 
 PF, VF = "0000:18:00.0", "0000:18:00.2"
 SETTINGS = AttachSettings(interface="rail{rail}", addresses="10.{100+rail}.0.0/16")
