@@ -332,15 +332,7 @@ class Attachments:
                 with open_namespace(sandbox.network) as there:
                     inside = devices_in(there, self._device_of)
                     self._fetch(missing - inside.keys(), sandbox, plan)
-                    known_names = self._names.known
-                    self._names.give(
-                        {
-                            link.device: link.name
-                            for link in links
-                            if (netdev := inside.get(link.device)) is None
-                            or netdev.name == known_names.get(link.device)
-                        }
-                    )
+                    self._names.leave(devices - inside.keys())
                     attach(host, there, links, self._names.known, self._device_of)
                     present = devices_in(there, self._device_of)
         return {one: Entry(present[one].name, sandbox.network, known.stamps[one]) for one in sorted(devices)}
@@ -443,12 +435,16 @@ class Attachments:
         return found
 
     def _is_ours(self, plan: AttachPlan, device: str, name: str) -> bool:
-        """Whether a VF has a name in a pod that it has from us; the pattern of names may have changed since."""
-        return name == self._names.given.get(device) or has_our_name(plan, device, name)
+        """Whether a netdev in a pod is there by us; the pod may have renamed it, the file of names may be lost."""
+        return device in self._names.away or has_our_name(plan, device, name)
 
     def _is_foreign(self, plan: AttachPlan, device: str, name: str) -> bool:
         """Whether a VF on the host has a name from a pod, or one that the kernel made because that was taken."""
-        return self._is_ours(plan, device, name) or re.fullmatch(r"dev[0-9]+", name) is not None
+        return (
+            self._names.is_foreign(device, name)
+            or has_our_name(plan, device, name)
+            or re.fullmatch(r"dev[0-9]+", name) is not None
+        )
 
 
 def _held(holdings: Iterable[Holding], sandbox: Sandbox, vfs: Collection[str]) -> frozenset[str]:

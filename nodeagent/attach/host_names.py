@@ -6,7 +6,7 @@ They are those of one boot. After it no VF is in a pod, and the machine may name
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,11 +22,12 @@ HOST_NAMES = f"{ATTACH_FOLDER}/host-names.json"
 
 
 class StoredNames(msgspec.Struct, frozen=True):
-    """By PCI address, in one boot. ``given`` are the names that VFs had in their last pods."""
+    """By PCI address, in one boot. ``away`` are the VFs that have left for a pod and are not seen back under their
+    names."""
 
     boot_id: str | None
     names: dict[str, str]
-    given: dict[str, str] = {}
+    away: list[str] = []
 
 
 class HostNames:
@@ -35,13 +36,13 @@ class HostNames:
     def __init__(self, folder: Path) -> None:
         self.path = folder / HOST_NAMES
         self.known: Mapping[str, str] = {}
-        self.given: Mapping[str, str] = {}
-        """The name in a pod that a VF had from us last: with it the kernel returns the VF of a namespace that dies."""
+        self.away: frozenset[str] = frozenset()
+        """The VFs that have left for a pod. The kernel returns one from a namespace that dies under any name."""
         self._boot = boot_id()
         try:
             stored = msgspec.json.decode(read_regular(self.path), type=StoredNames)
             if stored.boot_id == self._boot:
-                self.known, self.given = stored.names, stored.given
+                self.known, self.away = stored.names, frozenset(stored.away)
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
@@ -52,15 +53,21 @@ class HostNames:
             )
 
     def learn(self, seen: Mapping[str, str]) -> None:
-        """Take the present names of VFs on the host. Blocks; raises ``OSError``."""
-        self._keep({**self.known, **seen}, self.given)
+        """Take the present names of VFs on the host; one that was away has its own name or none of its own. Blocks;
+        raises ``OSError``."""
+        new = {device: name for device, name in seen.items() if not self.is_foreign(device, name)}
+        self._keep({**self.known, **new}, self.away - new.keys())
 
-    def give(self, names: Mapping[str, str]) -> None:
-        """VFs are about to get these names in a pod. Blocks; raises ``OSError``."""
-        self._keep(self.known, {**self.given, **names})
+    def leave(self, devices: Iterable[str]) -> None:
+        """These VFs are about to leave for a pod. Blocks; raises ``OSError``."""
+        self._keep(self.known, self.away | {device for device in devices if device in self.known})
 
-    def _keep(self, known: Mapping[str, str], given: Mapping[str, str]) -> None:
-        if (known, given) != (self.known, self.given):
-            stored = StoredNames(self._boot, dict(known), dict(given))
+    def is_foreign(self, device: str, name: str) -> bool:
+        """Whether a VF came back from a pod under a name that is not its own."""
+        return device in self.away and name != self.known.get(device, name)
+
+    def _keep(self, known: Mapping[str, str], away: frozenset[str]) -> None:
+        if (known, away) != (self.known, self.away):
+            stored = StoredNames(self._boot, dict(known), sorted(away))
             replace_changed_file(self.path, msgspec.json.encode(stored, order="sorted") + b"\n")
-            self.known, self.given = known, given
+            self.known, self.away = known, away

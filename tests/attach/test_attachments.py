@@ -537,6 +537,30 @@ async def test_without_the_kubelet_a_pod_on_the_hosts_network_starts_its_contain
 
 
 @pytest.mark.parametrize("seen", [True, False])
+async def test_a_netdev_that_its_pod_has_renamed_has_its_own_name_on_the_host_again(
+    node: AttachedNode, *, seen: bool
+) -> None:
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    pod.ip("link set rail0 down\nlink set rail0 name mine")
+    await node.restarted().synchronize((sandbox,))
+    assert node.starts(vf(0))
+    if seen:
+        await node.attachments.end(sandbox)
+        node.ended(sandbox)
+    else:
+        await _kernel_returns(node, sandbox)
+        node.ended(sandbox)
+        await node.restarted().synchronize(())
+        await node.attachments.look()
+    assert node.on_host() == node.all_host_names()
+    other, its = node.pod("other", vf(0))
+    await node.attachments.begin(other)
+    await node.attachments.end(other)
+    assert (node.on_host(), links(its)) == (node.all_host_names(), {})
+
+
+@pytest.mark.parametrize("seen", [True, False])
 async def test_after_another_pattern_of_names_vfs_have_their_own_names_on_the_host_again(
     node: AttachedNode, *, seen: bool
 ) -> None:
