@@ -19,6 +19,7 @@ from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
 from nodeagent.attach.host_names import HostNames
+from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import NriError, NriPlugin, Runtime
 from nodeagent.attach.plan_file import read_attach_plan
 from nodeagent.attach.pod_netdevs import HOST_NAMESPACE, DeviceOf, pci_device
@@ -59,9 +60,7 @@ class AttachDaemon:
             self._holdings,
             AttachedSpec(paths.cdi),
             AttachStamps(paths.directory),
-            HostNames(paths.directory),
-            device_of,
-            host,
+            NodeNetdevs(HostNames(paths.directory), device_of, host),
         )
         self._plugin = NriPlugin(paths.nri, self._attachments, self._registered)
         self._backoff = Backoff(_AGAIN_FIRST_S, _AGAIN_MAX_S)

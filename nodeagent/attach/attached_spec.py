@@ -75,7 +75,7 @@ class AttachedSpec:
         self.path = folder / _FILE
 
     def entries(self) -> dict[str, Entry]:
-        """What the file defines now, by PCI address; nothing if it cannot be read."""
+        """The devices that the file defines now, by PCI address; nothing if it cannot be read."""
         try:
             spec = msgspec.json.decode(read_regular(self.path), type=_Spec)
         except (OSError, ValueError):

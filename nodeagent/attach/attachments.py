@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,25 +21,15 @@ from nodeagent.attach.address_plan import AddressPlanError
 from nodeagent.attach.attach_files import WaitingPod
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec, Entry
-from nodeagent.attach.host_names import HostNames
+from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
 from nodeagent.attach.pod_netdevs import (
-    HOST_NAMESPACE,
     AttachError,
-    DeviceOf,
-    OpenNamespace,
-    attach,
-    devices_in,
-    give_back,
-    open_namespace,
-    pci_device,
-    restore_name,
 )
-from nodeagent.attach.pod_plan import AttachPlan, PodLink, has_our_name, pod_links
+from nodeagent.attach.pod_plan import AttachPlan, PodLink, pod_links
 from nodeagent.base.bounded_calls import BoundedCalls, in_thread
 from nodeagent.facts.model import Holding
 from nodeagent.host.netlink.message import NetlinkError
-from nodeagent.host.netlink.netdevs import Netdev
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +76,7 @@ class Attachments:
     """Follows the sandboxes of one runtime (``SandboxEvents``). Belongs to one event loop.
 
     ``plan`` reads the agent's plan, ``None`` if there is none; ``holdings`` asks the kubelet.
-    ``device_of`` is the kernel's own word, except in tests and the laboratory."""
+    """
 
     def __init__(
         self,
@@ -95,14 +84,10 @@ class Attachments:
         holdings: Holdings,
         spec: AttachedSpec,
         stamps: AttachStamps,
-        names: HostNames,
-        device_of: DeviceOf = pci_device,
-        host: str = HOST_NAMESPACE,
+        netdevs: NodeNetdevs,
     ) -> None:
-        self._plan, self._holdings, self._spec, self._names = plan, holdings, spec, names
-        self._stamps = stamps
-        self._device_of = device_of
-        self._host = host
+        self._plan, self._holdings, self._spec, self._stamps = plan, holdings, spec, stamps
+        self._netdevs = netdevs
         self._sandboxes: dict[str, Sandbox] = {}
         self._entries: dict[str, dict[str, Entry]] = {}
         """By sandbox and device: what the spec defines."""
@@ -171,7 +156,7 @@ class Attachments:
             await self._calls.run(self._write)
             if known.network:
                 with suppress(AttachError):  # the namespace is gone: the kernel has returned its netdevs
-                    await self._calls.run(self._return, known, tuple(entries), plan)
+                    await self._calls.run(self._netdevs.give_back, known.network, entries.keys(), plan)
 
     # --- without the runtime ---
 
@@ -321,26 +306,21 @@ class Attachments:
         for device in sorted(devices):
             if others := known.holders(device) - {(sandbox.namespace, sandbox.pod)}:
                 raise AttachError(f"{device} is held by {'/'.join(min(others))} too")
-        with open_namespace(self._host) as host:
-            missing = devices - self._learn(host, plan).keys()
-            if sandbox.on_host:
-                self._fetch(missing, sandbox, plan)
-                present = devices_in(host, self._device_of)
-                if lost := devices - present.keys():
-                    raise AttachError(f"{min(lost)}: its netdev is not on the host")
-            else:
-                with open_namespace(sandbox.network) as there:
-                    inside = devices_in(there, self._device_of)
-                    self._fetch(missing - inside.keys(), sandbox, plan)
-                    self._names.leave(devices - inside.keys())
-                    attach(host, there, links, self._names.known, self._device_of)
-                    present = devices_in(there, self._device_of)
+        missing = devices - self._netdevs.on_host(plan).keys()
+        if sandbox.on_host:
+            self._fetch(missing, sandbox, plan)
+            present = self._netdevs.on_host(plan)
+            if lost := devices - present.keys():
+                raise AttachError(f"{min(lost)}: its netdev is not on the host")
+        else:
+            self._fetch(missing - self._netdevs.inside(sandbox.network).keys(), sandbox, plan)
+            present = self._netdevs.attach(sandbox.network, links)
         return {one: Entry(present[one].name, sandbox.network, known.stamps[one]) for one in sorted(devices)}
 
     def _fetch(self, missing: set[str], sandbox: Sandbox, plan: AttachPlan) -> None:
         """Take VFs back from the sandboxes of pods that do not hold them any more."""
         for other in tuple(self._sandboxes.values()) if missing else ():
-            here = self._present(other) if other.id != sandbox.id else {}
+            here = self._netdevs.inside(other.network) if other.id != sandbox.id else {}
             if theirs := missing & here.keys():
                 log.info(
                     "VFs leave the sandbox of a pod that does not hold them. pod=%s/%s vfs=%s",
@@ -351,30 +331,8 @@ class Attachments:
                 for device in theirs:
                     self._entries.get(other.id, {}).pop(device, None)
                 self._write()
-                self._return(other, tuple(theirs), plan)
+                self._netdevs.give_back(other.network, theirs, plan)
                 missing = missing - theirs
-
-    def _present(self, sandbox: Sandbox) -> dict[str, Netdev]:
-        """The netdevs of devices in the namespace of a sandbox; none if it is gone."""
-        if sandbox.network:
-            with suppress(AttachError, NetlinkError), open_namespace(sandbox.network) as place:
-                return devices_in(place, self._device_of)
-        return {}
-
-    def _return(self, sandbox: Sandbox, devices: tuple[str, ...], plan: AttachPlan | None) -> None:
-        with open_namespace(self._host) as host, open_namespace(sandbox.network) as pod:
-            present = devices_in(pod, self._device_of)
-            for device in devices:
-                netdev = present.get(device)
-                known = plan is not None and device in plan.vfs
-                if netdev is None or (
-                    known and plan is not None and not self._is_ours(plan, device, netdev.name)
-                ):
-                    continue
-                if not give_back(host, pod, device, self._names.known.get(device), self._device_of):
-                    log.warning(
-                        "A VF does not leave its pod. vf=%s pod=%s/%s", device, sandbox.namespace, sandbox.pod
-                    )
 
     def _keep(self, plan: AttachPlan, sandboxes: Iterable[Sandbox]) -> bool:
         """Keep those entries of an earlier process whose VFs are in the namespaces of these sandboxes. Return whether
@@ -382,7 +340,7 @@ class Attachments:
         sandboxes = tuple(sandboxes)
         before, kept = self._spec.entries(), False
         for sandbox in sandboxes:
-            present = self._present(sandbox)
+            present = self._netdevs.inside(sandbox.network)
             if mine := before.keys() & plan.vfs.keys() & present.keys():
                 self._entries[sandbox.id] = {
                     one: Entry(present[one].name, sandbox.network, before[one].stamps) for one in sorted(mine)
@@ -411,40 +369,13 @@ class Attachments:
             self._write()
         if any(self._entries.values()) and not self._spec.path.exists():
             self._write()
-        with suppress(AttachError, NetlinkError), open_namespace(self._host) as host:
-            found = self._learn(host, plan)
-            for device, netdev in found.items():
-                if device in plan.vfs and self._is_foreign(plan, device, netdev.name):
-                    restore_name(host, netdev, self._names.known.get(device))
+        with suppress(AttachError, NetlinkError):
+            found = self._netdevs.restore_names(plan)
             entries = {device: entry for of in self._entries.values() for device, entry in of.items()}
             inside = {device for device, entry in entries.items() if entry.network}
             stamps = self._stamps.read(entries)
             return bool(inside & found.keys()) or any(entries[one].stamps != stamps[one] for one in entries)
         return False
-
-    def _learn(self, host: OpenNamespace, plan: AttachPlan) -> dict[str, Netdev]:
-        """Return the netdevs of devices on the host, and keep the names of VFs among them."""
-        found = devices_in(host, self._device_of)
-        self._names.learn(
-            {
-                device: netdev.name
-                for device, netdev in found.items()
-                if device in plan.vfs and not self._is_foreign(plan, device, netdev.name)
-            }
-        )
-        return found
-
-    def _is_ours(self, plan: AttachPlan, device: str, name: str) -> bool:
-        """Whether a netdev in a pod is there by us; the pod may have renamed it, the file of names may be lost."""
-        return device in self._names.away or has_our_name(plan, device, name)
-
-    def _is_foreign(self, plan: AttachPlan, device: str, name: str) -> bool:
-        """Whether a VF on the host has a name from a pod, or one that the kernel made because that was taken."""
-        return (
-            self._names.is_foreign(device, name)
-            or has_our_name(plan, device, name)
-            or re.fullmatch(r"dev[0-9]+", name) is not None
-        )
 
 
 def _held(holdings: Iterable[Holding], sandbox: Sandbox, vfs: Collection[str]) -> frozenset[str]:

@@ -16,6 +16,7 @@ from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
 from nodeagent.attach.host_names import HostNames
+from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.facts.allocation import Allocation
@@ -75,9 +76,7 @@ class AttachedNode:
             self._held,
             AttachedSpec(self.folder / "cdi"),
             self.stamps,
-            HostNames(self.folder),
-            device_of,
-            self.host.path,
+            NodeNetdevs(HostNames(self.folder), device_of, self.host.path),
         )
         return self.attachments
 

@@ -28,7 +28,7 @@ async def test_a_container_names_a_stamped_device_and_the_plan_has_its_vf() -> N
         plan = read_attach_plan(state)
         assert plan is not None
         admission = await n.kubelet.admit(PodSpec.single("worker", {nic0: 1}))
-        assert admission.given is not None, admission.message
+        assert admission.phase == "Running", admission
         (name,) = admission.given["main"].cdi_devices
         found = re.fullmatch(r"nodeagent\.io/attached=(.+)-([0-9a-f]{8})", name)
         assert found is not None, name
@@ -43,6 +43,7 @@ async def test_a_container_names_a_stamped_device_and_the_plan_has_its_vf() -> N
         await n.start_agent(n.configure(SETTINGS))
         await n.registered()
         await until(lambda: (read_attach_plan(state) or plan).on is False)
+        await n.until(lambda: n.kubelet.allocatable().get(nic0, 0) > 0)
         admission = await n.kubelet.admit(PodSpec.single("next", {nic0: 1}))
-        assert admission.given is not None, admission.message
+        assert admission.phase == "Running", admission
         assert admission.given["main"].cdi_devices == ()

@@ -14,6 +14,7 @@ from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, KubeletList
 from nodeagent.attach.host_names import HostNames
+from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.facts.allocation import Allocation
@@ -45,7 +46,7 @@ class Node:
             return KubeletList(pods, tuple(self.holdings))
 
         self.attachments = Attachments(
-            lambda: self.plan, held, AttachedSpec(FOLDER / "cdi"), self.stamps, HostNames(FOLDER)
+            lambda: self.plan, held, AttachedSpec(FOLDER / "cdi"), self.stamps, NodeNetdevs(HostNames(FOLDER))
         )
         return self.attachments
 
