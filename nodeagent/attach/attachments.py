@@ -23,9 +23,7 @@ from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec, Entry
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
-from nodeagent.attach.pod_netdevs import (
-    AttachError,
-)
+from nodeagent.attach.pod_netdevs import AttachError
 from nodeagent.attach.pod_plan import AttachPlan, PodLink, pod_links
 from nodeagent.base.bounded_calls import BoundedCalls, in_thread
 from nodeagent.facts.model import Holding
