@@ -47,7 +47,7 @@ class VfPool(DeviceKind, frozen=True):
 
     ``vf_indexes`` restricts them, ``None`` is all. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the module
     ``rdma_ucm``); a missing device node keeps a container from starting. ``vhost_net`` adds the device nodes of a
-    virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``. ``nccl_ib_hca``: see ``nodeagent.dra.nccl_devices``.
+    virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``. ``tell``: see ``nodeagent.dra.told_pairs``.
     ``attach``: `nodeagent attach` moves netdevs into pods; a container without its netdev is not to start.
 
     Never offered: VFs of a PF that carries the host's default route, unless the PF is a port of a bond and
@@ -64,7 +64,7 @@ class VfPool(DeviceKind, frozen=True):
     rdma_cm: bool = True
     vhost_net: bool = False
     cdi: bool = False
-    nccl_ib_hca: bool = False
+    tell: tuple[str, ...] = ()
     over_bonds: bool = False
     attach: bool = False
 
