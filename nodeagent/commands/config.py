@@ -96,9 +96,11 @@ def _memory(text: str) -> int:
 
 
 def _config_from(options: argparse.Namespace) -> int:
+    from nodeagent.base.bounded_calls import Unanswered
     from nodeagent.base.plain_text import one_line
     from nodeagent.commands.config_from.foreign_documents import UnreadableFile
     from nodeagent.config.file_errors import ConfigError
+    from nodeagent.host.sysfs import SysfsError
 
     try:
         files = [
@@ -112,8 +114,9 @@ def _config_from(options: argparse.Namespace) -> int:
             key=options.key,
             labels=options.labels,
             memory_mib=options.gpu_memory,
+            root=options.root,
         )
-    except UnreadableFile as error:
+    except (UnreadableFile, SysfsError, Unanswered) as error:
         print(one_line(str(error)), file=sys.stderr)
         return USAGE
     except ConfigError as error:
@@ -133,19 +136,25 @@ def converted_text(
     key: str | None = None,
     labels: Mapping[str, str] | None = None,
     memory_mib: int | None = None,
+    root: Path | None = None,
 ) -> Draft:
     """Convert files of a program, given as name and text. What our own check refuses is a comment in the result.
+    ``root``: a machine whose VFs the files may name by address.
 
-    Raises ``UnreadableFile``, and ``ConfigError`` for settings that no entry has."""
+    Raises ``UnreadableFile``, ``ConfigError`` for settings that no entry has, ``SysfsError`` and ``Unanswered``."""
     from nodeagent.agent_config import check
     from nodeagent.commands.config_from.from_nvidia import draft_of_nvidia
     from nodeagent.commands.config_from.from_sriov_operator import draft_of_policies
     from nodeagent.commands.config_from.from_sriovdp import draft_of_sriovdp
+    from nodeagent.commands.config_from.vf_selection import NO_MACHINE, vfs_of
     from nodeagent.config.file_errors import ConfigError
+    from nodeagent.host.sysfs import Tree
+    from nodeagent.sources.pci_source import scan_once
 
     match program:
         case "sriovdp":
-            draft = draft_of_sriovdp(files, prefix, key)
+            machine = NO_MACHINE if root is None else vfs_of(scan_once(Tree(root)).functions)
+            draft = draft_of_sriovdp(files, prefix, key, machine)
         case "sriov-operator":
             draft = draft_of_policies(files, prefix, labels)
         case _:

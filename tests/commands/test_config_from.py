@@ -29,6 +29,8 @@ from nodeagent.commands.config_from.foreign_keys import (
     SRIOVDP_SELECTORS,
 )
 from nodeagent.commands.config_from.from_nvidia import slice_size
+from nodeagent.commands.config_from.from_sriovdp import draft_of_sriovdp
+from nodeagent.commands.config_from.vf_selection import vfs_of
 from nodeagent.facts.model import Function, Snapshot
 from nodeagent.kinds.vf import VfPool
 from nodeagent.offering.offer import Offer
@@ -566,6 +568,46 @@ def test_the_first_resource_keeps_the_pfs_that_the_second_selects_too(convert: A
     made = convert("sriovdp", {"resourceList": resources})
     assert made.code == 0
     assert offered_here(made.text) == offered_there(resources)
+
+
+# VFs by address, on the machine that has them.
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=examples(200))
+@given(
+    st.lists(st.sampled_from([vf.pci_address for vf in VFS]), min_size=1, max_size=12, unique=True), SELECTORS
+)
+def test_vfs_by_address_are_those_of_this_machine(addresses: list[str], selector: dict[str, Any]) -> None:
+    resources = [{"resourceName": "r", "selectors": {**selector, "pciAddresses": addresses}}]
+    made = draft_of_sriovdp(
+        [("theirs", json.dumps({"resourceList": resources}))], None, None, vfs_of(MACHINE.functions)
+    )
+    there = offered_there(resources)
+    here = offered_here(made.text())
+    if made.lost:
+        assert here.get("intel.com/r", set()) <= there.get("intel.com/r", set()), made.text()
+    else:
+        assert here == there, made.text()
+
+
+def test_an_address_that_is_no_vf_of_this_machine_is_named(convert: Any, tmp_path: Path) -> None:
+    (tmp_path / "root/sys/bus/pci/devices").mkdir(parents=True)
+    theirs = resource({"pciAddresses": ["0000:aa:00.1"]})
+    made = convert("sriovdp", theirs, "--root", str(tmp_path / "root"))
+    assert (made.code, "--root /" in made.named) == (1, True), "a machine without VFs is none to ask"
+    assert convert("sriovdp", theirs, "--root", str(tmp_path / "none")).code == 2
+    machine = vfs_of(MACHINE.functions)
+    lost = [
+        str(remark) for remark in draft_of_sriovdp([("f", json.dumps(theirs))], None, None, machine).remarks
+    ]
+    assert '"0000:aa:00.1" is not a VF of this machine' in lost[0]
+
+
+def test_an_id_of_vfs_that_no_table_has_is_that_of_this_machine() -> None:
+    machine = vfs_of([replace(one, device="9999") if one.parent else one for one in MACHINE.functions])
+    made = draft_of_sriovdp([("f", json.dumps(resource({"devices": ["9999"]})))], None, None, machine)
+    assert (made.lost, made.resources[0].settings["select"]) == (False, {"devices": ["1021", "158b"]})
 
 
 # The operator.

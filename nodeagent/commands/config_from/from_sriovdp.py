@@ -20,7 +20,15 @@ from nodeagent.commands.config_from.foreign_documents import (
     truth,
 )
 from nodeagent.commands.config_from.foreign_keys import SRIOVDP_RESOURCE, SRIOVDP_SELECTORS
-from nodeagent.commands.config_from.vf_selection import Selection, Selector, are_apart, merged, select_vfs
+from nodeagent.commands.config_from.vf_selection import (
+    NO_MACHINE,
+    MachineVfs,
+    Selection,
+    Selector,
+    are_apart,
+    merged,
+    select_vfs,
+)
 from nodeagent.config.file_errors import quote
 
 SRIOVDP_PREFIX = "intel.com"
@@ -36,8 +44,12 @@ ROUTE = (
 )
 
 
-def draft_of_sriovdp(files: Sequence[tuple[str, str]], prefix: str | None, key: str | None) -> Draft:
-    """Return the draft for files, given as name and text. Raises ``UnreadableFile``."""
+def draft_of_sriovdp(
+    files: Sequence[tuple[str, str]], prefix: str | None, key: str | None, machine: MachineVfs = NO_MACHINE
+) -> Draft:
+    """Return the draft for files, given as name and text. ``machine``: for that one alone.
+
+    Raises ``UnreadableFile``."""
     draft = Draft("Made by `nodeagent config from sriovdp`.")
     draft.about.append(ROUTE)
     entries: list[tuple[str, Fields]] = []
@@ -47,7 +59,7 @@ def draft_of_sriovdp(files: Sequence[tuple[str, str]], prefix: str | None, key: 
     choose_prefix(draft, prefixes, [place for place, _ in entries], prefix)
     names: set[str] = set()
     for place, fields in entries:
-        _add(draft, place, fields, names)
+        _add(draft, place, fields, names, machine)
     keep_apart(draft)
     return draft
 
@@ -133,7 +145,7 @@ def _prefix(fields: Any, place: str) -> str | None:
     return prefix or None
 
 
-def _add(draft: Draft, place: str, fields: Fields, names: set[str]) -> None:
+def _add(draft: Draft, place: str, fields: Fields, names: set[str], machine: MachineVfs) -> None:
     found, unknown = known(fields, place, SRIOVDP_RESOURCE)
     note_unknown(draft, place, unknown)
     name = resource_name(found, place, names)
@@ -153,7 +165,7 @@ def _add(draft: Draft, place: str, fields: Fields, names: set[str]) -> None:
     places = [f"{place}.selectors[{i}]" for i in range(len(written))] if listed else [f"{place}.selectors"]
     selections, vhost = [], False
     for where, selector in zip(places, written if listed else [written], strict=True):
-        selection, wants_vhost = _selection(draft, where, selector)
+        selection, wants_vhost = _selection(draft, where, selector, machine)
         for key, why in selection.lost:
             draft.lose(f"{where}.{key}", why)
         for key, text in selection.notes:
@@ -212,7 +224,7 @@ def lose_used(draft: Draft, place: str, found: Fields, keys: Any) -> list[str]:
     return lost
 
 
-def _selection(draft: Draft, place: str, fields: Any) -> tuple[Selection, bool]:
+def _selection(draft: Draft, place: str, fields: Any, machine: MachineVfs) -> tuple[Selection, bool]:
     found, unknown = known(fields, place, SRIOVDP_SELECTORS)
     note_unknown(draft, place, unknown)
 
@@ -229,7 +241,8 @@ def _selection(draft: Draft, place: str, fields: Any) -> tuple[Selection, bool]:
             root_devices=listed("rootDevices"),
             link_types=listed("linkTypes"),
             is_rdma=truth(found.get("isRdma", "false"), f"{place}.isRdma"),
-        )
+        ),
+        machine,
     )
     for key in lose_used(draft, place, found, SRIOVDP_SELECTORS):
         selection.unsafe = selection.unsafe or f"without {key} it would select more"

@@ -7,14 +7,16 @@ plugin, so its policies come through here too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
 
 import msgspec
 
 from nodeagent.commands.config_from.foreign_keys import NO_PCI_DRIVERS, UIO_DRIVERS, VF_DEVICES, VF_DRIVERS
 from nodeagent.config.file_errors import quote
 from nodeagent.config.formats import VF_INDEX_MAX
+from nodeagent.facts.model import Function
 
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 _INDEXES = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*")
@@ -39,6 +41,28 @@ class Selector(msgspec.Struct, frozen=True, kw_only=True):
     is_rdma: bool = False
 
 
+class MachineVfs(NamedTuple):
+    """The VFs of a machine: PF and index of each, by address; and the device IDs of the PFs whose VFs have an ID."""
+
+    places: Mapping[str, tuple[str, int]]
+    pf_devices: Mapping[str, tuple[str, ...]]
+
+
+def vfs_of(functions: Iterable[Function]) -> MachineVfs:
+    """Return the VFs among the functions of a machine whose PF and index are known."""
+    devices = {function.pci_address: function.device for function in functions if function.parent is None}
+    places: dict[str, tuple[str, int]] = {}
+    of_ids: dict[str, list[str]] = {}
+    for vf in functions:
+        if vf.parent in devices and vf.vf_index is not None:
+            places[vf.pci_address] = (vf.parent, vf.vf_index)
+            of_ids.setdefault(vf.device, []).append(devices[vf.parent])
+    return MachineVfs(places, {vf: tuple(_unique(pfs)) for vf, pfs in of_ids.items()})
+
+
+NO_MACHINE = MachineVfs({}, {})
+
+
 class Selection:
     """What a selector becomes. ``lost``: for each key that is lost, why; ``unsafe``: without it more is selected."""
 
@@ -54,12 +78,12 @@ class Selection:
         self.unsafe = self.unsafe or f"{key}: {why}"
 
 
-def select_vfs(selector: Selector) -> Selection:
-    """Return the selection of VFs that equals a selector."""
+def select_vfs(selector: Selector, machine: MachineVfs = NO_MACHINE) -> Selection:
+    """Return the selection of VFs that equals a selector, on every machine or on this one."""
     made = Selection()
     if selector.vendors:
         made.select["vendors"] = _unique(vendor.lower().removeprefix("0x") for vendor in selector.vendors)
-    _set_devices(selector, made)
+    _set_devices(selector, made, machine)
     _set_driver(selector, made)
     names = _by_ranges(selector.pf_names, "pfNames", made)
     roots = _by_ranges(selector.root_devices, "rootDevices", made)
@@ -67,13 +91,8 @@ def select_vfs(selector: Selector) -> Selection:
         made.select["netdevs"] = [re.sub(r"([*?[])", r"[\1]", name) for name in names[1]]
     if roots is not None and roots[1]:
         made.select["pciAddresses"] = [_address(address, made) for address in roots[1]]
-    _set_indexes([found[0] for found in (names, roots) if found is not None], made)
-    if selector.pci_addresses:
-        made.refuse(
-            "pciAddresses",
-            "it names VFs, or NICs without VFs, by address: name their PFs by select.pciAddresses, and the VFs by "
-            "select.vfIndexes (ls -l /sys/bus/pci/devices/ADDRESS/physfn has the PF). A NIC without VFs is not offered",
-        )
+    own = _by_address(selector, machine, made)
+    _set_indexes([found[0] for found in (names, roots, own) if found is not None], made)
     if selector.link_types:
         types = [_LINK_TYPES.get(kind.lower()) for kind in selector.link_types]
         if None in types:
@@ -128,7 +147,53 @@ def are_apart(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return False
 
 
-def _set_devices(selector: Selector, made: Selection) -> None:
+def _by_address(
+    selector: Selector, machine: MachineVfs, made: Selection
+) -> tuple[Ranges | None, list[str]] | None:
+    """Select the VFs that are named by address, by their PFs and their indexes."""
+    if not selector.pci_addresses:
+        return None
+    if not machine.places:
+        made.refuse(
+            "pciAddresses",
+            "it names VFs, or NICs without VFs, by address, and which VFs these are is known on their node alone: "
+            "convert it there with --root /. A NIC without VFs is not offered",
+        )
+        return None
+    indexes: dict[str, list[int]] = {}
+    for address in selector.pci_addresses:
+        if (place := machine.places.get(address.lower())) is None:
+            made.lost.append(
+                ("pciAddresses", f"{quote(address)} is not a VF of this machine, and no NIC is offered whole")
+            )
+        else:
+            indexes.setdefault(place[0], []).append(place[1])
+    groups: dict[Ranges, list[str]] = {}
+    for pf, numbers in indexes.items():
+        groups.setdefault(_parsed(",".join(map(str, numbers))), []).append(pf)
+    if not groups:
+        made.unsafe = made.unsafe or "pciAddresses: none is a VF of this machine"
+        return None
+    (ranges, pfs), *others = groups.items()
+    for _, left in others:
+        made.lost.append(
+            (
+                "pciAddresses",
+                f"other VFs of {', '.join(left)}: an entry has one list of VF indexes; make an entry of its "
+                "own for these, with another name",
+            )
+        )
+    made.notes.append(
+        ("pciAddresses", "the PFs and VF indexes are those of this machine; other nodes may differ")
+    )
+    before = made.select.get("pciAddresses")
+    made.select["pciAddresses"] = pfs if before is None else [pf for pf in pfs if pf in before]
+    if not made.select["pciAddresses"]:
+        made.refuse("pciAddresses", "none is a VF of a PF in rootDevices, so it selects nothing")
+    return ranges, pfs
+
+
+def _set_devices(selector: Selector, made: Selection, machine: MachineVfs) -> None:
     pfs: list[str] = [device.lower().removeprefix("0x") for device in selector.pf_devices]
     vendors = {vendor.lower().removeprefix("0x") for vendor in selector.vendors}
     unknown: list[str] = []
@@ -138,7 +203,7 @@ def _set_devices(selector: Selector, made: Selection) -> None:
             for (vendor, vf), parents in VF_DEVICES.items()
             if vf == device and (not vendors or vendor in vendors)
             for pf in parents
-        ]
+        ] or [*machine.pf_devices.get(device, ())]
         if of_vf:
             pfs += of_vf
             made.notes.append(
@@ -248,7 +313,7 @@ def _set_indexes(found: Sequence[Ranges | None], made: Selection) -> None:
     ranges = [spans for spans in found if spans is not None]
     if not ranges:
         return
-    both = ranges[0] if len(ranges) == 1 else _intersection(*ranges)
+    both = reduce(_intersection, ranges)
     if not both:
         made.refuse("pfNames", "its VF indexes select nothing")
         return
