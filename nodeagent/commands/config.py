@@ -146,14 +146,14 @@ def converted_text(
     from nodeagent.commands.config_from.from_nvidia import draft_of_nvidia
     from nodeagent.commands.config_from.from_sriov_operator import draft_of_policies
     from nodeagent.commands.config_from.from_sriovdp import draft_of_sriovdp
-    from nodeagent.commands.config_from.vf_selection import NO_MACHINE, vfs_of
+    from nodeagent.commands.config_from.vf_selection import NO_MACHINE, machine_vfs
     from nodeagent.config.file_errors import ConfigError
     from nodeagent.host.sysfs import Tree
     from nodeagent.sources.pci_source import scan_once
 
     match program:
         case "sriovdp":
-            machine = NO_MACHINE if root is None else vfs_of(scan_once(Tree(root)).functions)
+            machine = NO_MACHINE if root is None else machine_vfs(scan_once(Tree(root)).functions)
             draft = draft_of_sriovdp(files, prefix, key, machine)
         case "sriov-operator":
             draft = draft_of_policies(files, prefix, labels)

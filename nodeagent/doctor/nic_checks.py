@@ -273,8 +273,9 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
     wants = bool(vf_entries(config.resources))
     if not able:
         if wants:
-            key = "sriov_guest" if nics.facts.guest else "sriov_absent"
-            yield NICS_TOPIC.note(key, f"none of {count(len(nics.pfs), 'PF')} has an SR-IOV capability")
+            what = f"none of {count(len(nics.pfs), 'PF')} has an SR-IOV capability"
+            guest = nics.facts.guest
+            yield NICS_TOPIC.note("sriov_guest", what) if guest else NICS_TOPIC.note("sriov_absent", what)
         return
     made, possible = sum(pf.num_vfs or 0 for pf in able), sum(pf.total_vfs or 0 for pf in able)
     yield NICS_TOPIC.ok(

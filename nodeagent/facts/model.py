@@ -448,7 +448,6 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
 
     revision: int = 0
     product: str | None = None
-    guest: bool = False
     gpus: tuple[Gpu, ...] = ()
     gpu_functions: tuple[GpuFunction, ...] = ()
     unusable_gpus: tuple[UnusableGpu, ...] = ()
@@ -459,6 +458,7 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """By container, which ``holdings`` does not name for claims."""
     paths: HostPaths = HostPaths()
     gpu_driver: str | None = None  # its version: 580.95.05
+    guest: bool = False
     limit_support: LimitSupport = LimitSupport()
     limits_kept: bool = False
     """Whether the driver has kept a limit of GPU memory: the agent has set one and read it back."""

@@ -171,7 +171,6 @@ class PciFacts(Struct, frozen=True):
     by the PCI address at which each was seen last. ``unread``: see ``Snapshot``."""
 
     product: str | None = None
-    guest: bool = False
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     unreadable: tuple[str, ...] = ()
@@ -179,6 +178,7 @@ class PciFacts(Struct, frozen=True):
     gpus: tuple[GpuFunction, ...] = ()
     identities: Mapping[str, str] = {}
     unread: tuple[UnreadValue, ...] = ()
+    guest: bool = False
 
 
 def scan(tree: Tree) -> PciFacts:
@@ -224,21 +224,26 @@ def scan(tree: Tree) -> PciFacts:
         else:
             functions[address] = function
     ordered = tuple(functions[address] for address in sorted(functions))
-    with sysfs.deciding("", "product"):
-        product = sysfs.read(tree.text, PRODUCT_FILE) or ""
-    vendor = sysfs.read(tree.text, _VENDOR_FILE)
+    product, guest = _product(sysfs)
     with sysfs.deciding("", "default_route"):
         default_route = default_route_netdevs(sysfs)
     pf_links = read_links(sysfs, ordered, default_route)
     return PciFacts(
-        product=product.strip() or None,
-        guest=is_virtual(vendor, product),
+        product=product,
+        guest=guest,
         functions=ordered,
         links=pf_links,
         unreadable=sysfs.unreadable(),
         gpus=gpus,
         unread=tuple(UnreadValue(*one) for one in sorted(sysfs.unread) if one[0] not in vfs),
     )
+
+
+def _product(sysfs: SysfsScan) -> tuple[str | None, bool]:
+    """Return the product name of the machine, and whether it is a virtual one."""
+    with sysfs.deciding("", "product"):
+        product = (sysfs.read(sysfs.tree.text, PRODUCT_FILE) or "").strip()
+    return product or None, is_virtual(sysfs.read(sysfs.tree.text, _VENDOR_FILE), product)
 
 
 def _listed_vfs(

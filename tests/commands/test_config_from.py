@@ -21,7 +21,7 @@ from nodeagent.agent_config import check, load
 from nodeagent.cli import main
 from nodeagent.commands.config_from.foreign_documents import UnreadableFile
 from nodeagent.commands.config_from.foreign_keys import (
-    KEPT,
+    HAS_COUNTERPART,
     NVIDIA_FLAGS,
     SRIOV_NIC_SELECTOR,
     SRIOV_POLICY,
@@ -30,7 +30,7 @@ from nodeagent.commands.config_from.foreign_keys import (
 )
 from nodeagent.commands.config_from.from_nvidia import slice_size
 from nodeagent.commands.config_from.from_sriovdp import draft_of_sriovdp
-from nodeagent.commands.config_from.vf_selection import vfs_of
+from nodeagent.commands.config_from.vf_selection import machine_vfs
 from nodeagent.facts.model import Function, Snapshot
 from nodeagent.kinds.vf import VfPool
 from nodeagent.offering.offer import Offer
@@ -39,7 +39,7 @@ from tests.support.kind_machines import WITH_DRIVER, dgx, gpu_of, pf_of, vf_of
 
 
 class Converted:
-    """What the verb printed."""
+    """The output of the verb."""
 
     def __init__(self, code: int, text: str, named: str) -> None:
         self.code, self.text, self.named = code, text, named
@@ -518,11 +518,11 @@ def test_a_shape_that_people_have(
 
 
 LOST = [
-    *(("sriovdp", "resource", key) for key, why in SRIOVDP_RESOURCE.items() if why != KEPT),
-    *(("sriovdp", "selector", key) for key, why in SRIOVDP_SELECTORS.items() if why != KEPT),
-    *(("sriov-operator", "policy", key) for key, why in SRIOV_POLICY.items() if why != KEPT),
-    *(("sriov-operator", "nic", key) for key, why in SRIOV_NIC_SELECTOR.items() if why != KEPT),
-    *(("nvidia", "flags", key) for key, why in NVIDIA_FLAGS.items() if why != KEPT),
+    *(("sriovdp", "resource", key) for key, why in SRIOVDP_RESOURCE.items() if why != HAS_COUNTERPART),
+    *(("sriovdp", "selector", key) for key, why in SRIOVDP_SELECTORS.items() if why != HAS_COUNTERPART),
+    *(("sriov-operator", "policy", key) for key, why in SRIOV_POLICY.items() if why != HAS_COUNTERPART),
+    *(("sriov-operator", "nic", key) for key, why in SRIOV_NIC_SELECTOR.items() if why != HAS_COUNTERPART),
+    *(("nvidia", "flags", key) for key, why in NVIDIA_FLAGS.items() if why != HAS_COUNTERPART),
 ]
 
 
@@ -581,7 +581,7 @@ def test_the_first_resource_keeps_the_pfs_that_the_second_selects_too(convert: A
 def test_vfs_by_address_are_those_of_this_machine(addresses: list[str], selector: dict[str, Any]) -> None:
     resources = [{"resourceName": "r", "selectors": {**selector, "pciAddresses": addresses}}]
     made = draft_of_sriovdp(
-        [("theirs", json.dumps({"resourceList": resources}))], None, None, vfs_of(MACHINE.functions)
+        [("theirs", json.dumps({"resourceList": resources}))], None, None, machine_vfs(MACHINE.functions)
     )
     there = offered_there(resources)
     here = offered_here(made.text())
@@ -597,7 +597,7 @@ def test_an_address_that_is_no_vf_of_this_machine_is_named(convert: Any, tmp_pat
     made = convert("sriovdp", theirs, "--root", str(tmp_path / "root"))
     assert (made.code, "--root /" in made.named) == (1, True), "a machine without VFs is none to ask"
     assert convert("sriovdp", theirs, "--root", str(tmp_path / "none")).code == 2
-    machine = vfs_of(MACHINE.functions)
+    machine = machine_vfs(MACHINE.functions)
     lost = [
         str(remark) for remark in draft_of_sriovdp([("f", json.dumps(theirs))], None, None, machine).remarks
     ]
@@ -605,7 +605,7 @@ def test_an_address_that_is_no_vf_of_this_machine_is_named(convert: Any, tmp_pat
 
 
 def test_an_id_of_vfs_that_no_table_has_is_that_of_this_machine() -> None:
-    machine = vfs_of([replace(one, device="9999") if one.parent else one for one in MACHINE.functions])
+    machine = machine_vfs([replace(one, device="9999") if one.parent else one for one in MACHINE.functions])
     made = draft_of_sriovdp([("f", json.dumps(resource({"devices": ["9999"]})))], None, None, machine)
     assert (made.lost, made.resources[0].settings["select"]) == (False, {"devices": ["1021", "158b"]})
 

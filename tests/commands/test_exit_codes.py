@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, str]] = {
     "rails check": {"blind": "a b --root EMPTY"},
     "health --problem": {"blind": "links --root EMPTY"},
     "config check": {"good": "CONFIG", "found": "BAD", "blind": "NOWHERE"},
+    "config from": {"good": "sriovdp THEIRS", "found": "sriovdp LOST", "blind": "sriovdp NOWHERE"},
     "health": {"good": "--root MACHINE", "unknown": "nic99 --root MACHINE"},
     "scan": {"good": "--root MACHINE"},
     "neighbors": {"good": "--root INFINIBAND", "blind": "--root MACHINE"},
@@ -100,6 +101,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "BAD": "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresorces: []\n",
         "CONFIG": "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n",
         "VFS": VFS,
+        "THEIRS": '{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["b"]}}]}',
+        "LOST": '{"resourceList": [{"resourceName": "a", "selectors": {"pKeys": ["b"]}}]}',
     }
     for name, text in files.items():
         (folder / name).write_text(text)

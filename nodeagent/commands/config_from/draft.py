@@ -14,8 +14,8 @@ _ENTRY = re.compile(r"(resources|vfs)\[([0-9]+)\]")
 _WIDTH = 118
 
 
-class Remark(NamedTuple):
-    """What became of a key. ``lost``: something that was in use has no counterpart."""
+class KeyRemark(NamedTuple):
+    """The fate of a key. ``lost``: something that was in use has no counterpart."""
 
     place: str
     text: str
@@ -44,13 +44,13 @@ class Draft:
         self.resources: list[DraftEntry] = []
         self.vfs: list[DraftEntry] = []
         self.sections: dict[str, Any] = {}
-        self.remarks: list[Remark] = []
+        self.remarks: list[KeyRemark] = []
 
     def lose(self, place: str, why: str) -> None:
-        self.remarks.append(Remark(place, why, lost=True))
+        self.remarks.append(KeyRemark(place, why, lost=True))
 
     def note(self, place: str, text: str) -> None:
-        remark = Remark(place, text, lost=False)
+        remark = KeyRemark(place, text, lost=False)
         if remark not in self.remarks:
             self.remarks.append(remark)
 

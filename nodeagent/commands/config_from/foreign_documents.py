@@ -110,21 +110,21 @@ def texts(value: Any, place: str) -> list[str]:
     return [item.strip() for item in value]
 
 
-def text_of(value: Any, place: str) -> str:
+def foreign_text(value: Any, place: str) -> str:
     if not isinstance(value, str):
         raise UnreadableFile(f"{place} must be a text")
     return value.strip()
 
 
 def truth(value: Any, place: str) -> bool:
-    word = text_of(value, place).lower()
+    word = foreign_text(value, place).lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
     raise UnreadableFile(f"{place} is {quote(word)}, must be true or false")
 
 
 def whole_number(value: Any, place: str) -> int:
-    word = text_of(value, place)
+    word = foreign_text(value, place)
     if not (word.isascii() and word.isdigit() and len(word) < 10):
         raise UnreadableFile(f"{place} is {quote(word)}, must be a whole number")
     return int(word)

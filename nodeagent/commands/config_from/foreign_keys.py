@@ -1,6 +1,7 @@
 """The keys of other programs' configurations, read from their sources, and what becomes of each. Pure data.
 
-``KEPT``: the key has a counterpart, or means nothing here. Any other text is the reason why it is lost, and the remedy.
+``HAS_COUNTERPART``: the key has a counterpart, or means nothing here. Any other text is the reason why it is lost, and
+the remedy.
 sriov-network-device-plugin 40b6f507 (pkg/types/types.go), sriov-network-operator 249e2001
 (api/v1/sriovnetworknodepolicy_types.go), k8s-device-plugin 1b826acc (api/config/v1).
 """
@@ -9,27 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-KEPT = ""
+HAS_COUNTERPART = ""
 
 SRIOVDP_RESOURCE: Mapping[str, str] = {
-    "resourcePrefix": KEPT,
-    "resourceName": KEPT,
-    "deviceType": KEPT,
+    "resourcePrefix": HAS_COUNTERPART,
+    "resourceName": HAS_COUNTERPART,
+    "deviceType": HAS_COUNTERPART,
     "excludeTopology": "the agent reports the NUMA node of a VF if the kernel has one; set the node's Topology Manager "
     "policy to none or best-effort if pods are refused for it",
-    "selectors": KEPT,
+    "selectors": HAS_COUNTERPART,
     "additionalInfo": "the agent sets no variables of your own; set them in the pod (env)",
 }
 SRIOVDP_SELECTORS: Mapping[str, str] = {
-    "vendors": KEPT,
-    "devices": KEPT,
-    "drivers": KEPT,
-    "pciAddresses": KEPT,
-    "pfNames": KEPT,
-    "rootDevices": KEPT,
-    "linkTypes": KEPT,
-    "isRdma": KEPT,
-    "needVhostNet": KEPT,
+    "vendors": HAS_COUNTERPART,
+    "devices": HAS_COUNTERPART,
+    "drivers": HAS_COUNTERPART,
+    "pciAddresses": HAS_COUNTERPART,
+    "pfNames": HAS_COUNTERPART,
+    "rootDevices": HAS_COUNTERPART,
+    "linkTypes": HAS_COUNTERPART,
+    "isRdma": HAS_COUNTERPART,
+    "needVhostNet": HAS_COUNTERPART,
     "acpiIndexes": "nodeagent selects PFs by pciAddresses or netdevs; name them by these",
     "ddpProfiles": "nodeagent does not read DDP profiles; name the PFs with this profile by netdevs",
     "pKeys": "nodeagent does not read partition keys of VFs; name the VFs by netdevs and vfIndexes",
@@ -38,66 +39,68 @@ SRIOVDP_SELECTORS: Mapping[str, str] = {
     "auxTypes": "nodeagent offers no sub-functions; keep that plugin for them, under names of its own",
 }
 SRIOV_POLICY: Mapping[str, str] = {
-    "resourceName": KEPT,
-    "nodeSelector": KEPT,
-    "priority": KEPT,
-    "mtu": KEPT,
-    "numVfs": KEPT,
-    "nicSelector": KEPT,
-    "deviceType": KEPT,
-    "isRdma": KEPT,
-    "needVhostNet": KEPT,
-    "linkType": KEPT,
+    "resourceName": HAS_COUNTERPART,
+    "nodeSelector": HAS_COUNTERPART,
+    "priority": HAS_COUNTERPART,
+    "mtu": HAS_COUNTERPART,
+    "numVfs": HAS_COUNTERPART,
+    "nicSelector": HAS_COUNTERPART,
+    "deviceType": HAS_COUNTERPART,
+    "isRdma": HAS_COUNTERPART,
+    "needVhostNet": HAS_COUNTERPART,
+    "linkType": HAS_COUNTERPART,
     "eSwitchMode": "`nodeagent vfs apply` leaves the mode of the embedded switch; set it at boot: devlink dev eswitch "
     "set pci/ADDRESS mode switchdev",
     "vdpaType": "`nodeagent vfs apply` makes no vDPA devices, and no resource selects by them; make them at boot "
     "(vdpa dev add), and the VF's vhost-vDPA device is passed on",
     "excludeTopology": SRIOVDP_RESOURCE["excludeTopology"],
-    "externallyManaged": KEPT,
+    "externallyManaged": HAS_COUNTERPART,
     "bridge": "nodeagent makes no Open vSwitch bridge; make it at boot, or by your network configuration",
 }
 SRIOV_NIC_SELECTOR: Mapping[str, str] = {
-    "vendor": KEPT,
-    "deviceID": KEPT,
-    "rootDevices": KEPT,
-    "pfNames": KEPT,
+    "vendor": HAS_COUNTERPART,
+    "deviceID": HAS_COUNTERPART,
+    "rootDevices": HAS_COUNTERPART,
+    "pfNames": HAS_COUNTERPART,
     "netFilter": "nodeagent does not ask a cloud for the network of a NIC; name the NICs by netdevs",
 }
 _DEVICE_NODES = (
     "the agent passes on the GPU's own device nodes; mount {} in the pod, or give them by a CDI spec of yours"
 )
-NVIDIA_TOP: Mapping[str, str] = dict.fromkeys(("version", "flags", "resources", "sharing", "imex"), KEPT)
+NVIDIA_TOP: Mapping[str, str] = dict.fromkeys(
+    ("version", "flags", "resources", "sharing", "imex"), HAS_COUNTERPART
+)
 NVIDIA_FLAGS: Mapping[str, str] = {
-    "migStrategy": KEPT,
-    "failOnInitError": KEPT,
-    "mpsRoot": KEPT,
-    "nvidiaDriverRoot": KEPT,
+    "migStrategy": HAS_COUNTERPART,
+    "failOnInitError": HAS_COUNTERPART,
+    "mpsRoot": HAS_COUNTERPART,
+    "nvidiaDriverRoot": HAS_COUNTERPART,
     "nvidiaDevRoot": "the agent takes the device nodes from /dev of the host; leave it out if they are there",
     "gdrcopyEnabled": _DEVICE_NODES.format("/dev/gdrdrv"),
     "gdsEnabled": _DEVICE_NODES.format("/dev/nvidia-fs*"),
     "mofedEnabled": "the RDMA devices come with the VFs: a pod asks for nicN beside its GPU",
-    "useNodeFeatureAPI": KEPT,
-    "deviceDiscoveryStrategy": KEPT,
-    "plugin": KEPT,
-    "gfd": KEPT,
+    "useNodeFeatureAPI": HAS_COUNTERPART,
+    "deviceDiscoveryStrategy": HAS_COUNTERPART,
+    "plugin": HAS_COUNTERPART,
+    "gfd": HAS_COUNTERPART,
 }
 NVIDIA_PLUGIN: Mapping[str, str] = {
-    "passDeviceSpecs": KEPT,
-    "deviceListStrategy": KEPT,
-    "deviceIDStrategy": KEPT,
-    "cdiAnnotationPrefix": KEPT,
-    "nvidiaCTKPath": KEPT,
-    "containerDriverRoot": KEPT,
-    "sharedDevicesAllocationPolicy": KEPT,
+    "passDeviceSpecs": HAS_COUNTERPART,
+    "deviceListStrategy": HAS_COUNTERPART,
+    "deviceIDStrategy": HAS_COUNTERPART,
+    "cdiAnnotationPrefix": HAS_COUNTERPART,
+    "nvidiaCTKPath": HAS_COUNTERPART,
+    "containerDriverRoot": HAS_COUNTERPART,
+    "sharedDevicesAllocationPolicy": HAS_COUNTERPART,
 }
-NVIDIA_SHARING: Mapping[str, str] = dict.fromkeys(("timeSlicing", "mps"), KEPT)
+NVIDIA_SHARING: Mapping[str, str] = dict.fromkeys(("timeSlicing", "mps"), HAS_COUNTERPART)
 NVIDIA_REPLICATED: Mapping[str, str] = dict.fromkeys(
-    ("renameByDefault", "failRequestsGreaterThanOne", "resources"), KEPT
+    ("renameByDefault", "failRequestsGreaterThanOne", "resources"), HAS_COUNTERPART
 )
-NVIDIA_REPLICA: Mapping[str, str] = dict.fromkeys(("name", "rename", "devices", "replicas"), KEPT)
+NVIDIA_REPLICA: Mapping[str, str] = dict.fromkeys(("name", "rename", "devices", "replicas"), HAS_COUNTERPART)
 NVIDIA_IMEX: Mapping[str, str] = {
     "channelIDs": "the agent passes on no IMEX channel; NVIDIA's DRA driver does (ComputeDomains)",
-    "required": KEPT,
+    "required": HAS_COUNTERPART,
 }
 
 VF_DEVICES: Mapping[tuple[str, str], tuple[str, ...]] = {

@@ -14,11 +14,11 @@ from nodeagent.commands.config_from.foreign_documents import (
     Fields,
     UnreadableFile,
     documents,
+    foreign_text,
     in_use,
     known,
     objects,
     of_config_map,
-    text_of,
     texts,
     truth,
     whole_number,
@@ -51,7 +51,7 @@ def draft_of_nvidia(files: Sequence[tuple[str, str]], memory_mib: int | None, ke
     draft.prefix = "nvidia.com"
     found, unknown = known(fields, place, NVIDIA_TOP)
     note_unknown(draft, place, unknown)
-    version = text_of(found.get("version", "v1"), f"{place}: version")
+    version = foreign_text(found.get("version", "v1"), f"{place}: version")
     if version != "v1":
         raise UnreadableFile(f"{place}: version is {quote(version)}, must be v1")
     if in_use(found.get("resources", "")):
@@ -94,7 +94,7 @@ def _flags(draft: Draft, place: str, written: Any) -> tuple[dict[str, Any], str,
     flags, unknown = known(written, place, NVIDIA_FLAGS)
     note_unknown(draft, place, unknown)
     lose_used(draft, place, flags, NVIDIA_FLAGS)
-    mig = text_of(flags.get("migStrategy", "none"), f"{place}.migStrategy")
+    mig = foreign_text(flags.get("migStrategy", "none"), f"{place}.migStrategy")
     if mig not in ("none", "single", "mixed"):
         raise UnreadableFile(f"{place}.migStrategy is {quote(mig)}, must be none, single or mixed")
     if mig == "single":
@@ -111,11 +111,14 @@ def _flags(draft: Draft, place: str, written: Any) -> tuple[dict[str, Any], str,
         draft.note(
             f"{place}.failOnInitError", "as here: the agent goes on without GPUs, and says so (/readyz)"
         )
-    root = text_of(flags.get("nvidiaDriverRoot", "/"), f"{place}.nvidiaDriverRoot")
+    root = foreign_text(flags.get("nvidiaDriverRoot", "/"), f"{place}.nvidiaDriverRoot")
     if root not in ("/", "/run/nvidia/driver"):
         draft.sections.setdefault("gpu", {})["driverRoot"] = root
         draft.note(f"{place}.nvidiaDriverRoot", f"gpu.driverRoot; the DaemonSet must mount {quote(root)}")
-    if text_of(flags.get("deviceDiscoveryStrategy", "auto"), f"{place}.deviceDiscoveryStrategy") == "tegra":
+    if (
+        foreign_text(flags.get("deviceDiscoveryStrategy", "auto"), f"{place}.deviceDiscoveryStrategy")
+        == "tegra"
+    ):
         draft.lose(
             f"{place}.deviceDiscoveryStrategy",
             "tegra: nodeagent reads GPUs by NVML alone; keep that plugin there",
@@ -129,13 +132,13 @@ def _flags(draft: Draft, place: str, written: Any) -> tuple[dict[str, Any], str,
     }
     if truth(plugin.get("passDeviceSpecs", "false"), f"{place}.plugin.passDeviceSpecs"):
         handing["passDeviceNodes"] = True
-    if text_of(plugin.get("deviceIDStrategy", "uuid"), f"{place}.plugin.deviceIDStrategy") == "index":
+    if foreign_text(plugin.get("deviceIDStrategy", "uuid"), f"{place}.plugin.deviceIDStrategy") == "index":
         draft.note(
             f"{place}.plugin.deviceIDStrategy", "containers get GPUs by UUID, which a reboot does not change"
         )
     for key in sorted({"cdiAnnotationPrefix", "nvidiaCTKPath", "containerDriverRoot"} & plugin.keys()):
         draft.note(f"{place}.plugin.{key}", "not needed: the agent writes its own CDI spec (cdi.generate)")
-    policy = text_of(
+    policy = foreign_text(
         plugin.get("sharedDevicesAllocationPolicy", "distributed"),
         f"{place}.plugin.sharedDevicesAllocationPolicy",
     )
@@ -231,7 +234,7 @@ def _replicas(draft: Draft, place: str, written: Any) -> tuple[int | None, str]:
         where = f"{place}.resources[{i}]"
         found, unknown = known(entry, where, NVIDIA_REPLICA)
         note_unknown(draft, where, unknown)
-        name = text_of(found.get("name", ""), f"{where}.name")
+        name = foreign_text(found.get("name", ""), f"{where}.name")
         name = name if name.startswith("nvidia.com/") else f"nvidia.com/{name}"
         count = whole_number(found.get("replicas", "0"), f"{where}.replicas")
         if count < 2:

@@ -13,10 +13,10 @@ from nodeagent.commands.config_from.draft import Draft, DraftEntry
 from nodeagent.commands.config_from.foreign_documents import (
     Fields,
     UnreadableFile,
+    foreign_text,
     in_use,
     known,
     objects,
-    text_of,
     texts,
     truth,
     whole_number,
@@ -79,7 +79,7 @@ def draft_of_policies(
     policies.sort(key=lambda policy: policy.priority, reverse=True)
     by_name: dict[str, list[Policy]] = {}
     for policy in policies:
-        name = text_of(policy.fields.get("resourceName", ""), f"{policy.place}.spec.resourceName")
+        name = foreign_text(policy.fields.get("resourceName", ""), f"{policy.place}.spec.resourceName")
         if not name:
             raise UnreadableFile(f"{policy.place}.spec has no resourceName")
         by_name.setdefault(name, []).append(policy)
@@ -129,7 +129,7 @@ def _policy(draft: Draft, place: str, spec: Any) -> Policy:
     nodes = fields.get("nodeSelector", {})
     if not isinstance(nodes, dict) or not all(isinstance(value, str) for value in nodes.values()):
         raise UnreadableFile(f"{place}.spec.nodeSelector must be labels")
-    kind = text_of(fields.get("deviceType", "netdevice"), f"{place}.spec.deviceType")
+    kind = foreign_text(fields.get("deviceType", "netdevice"), f"{place}.spec.deviceType")
     if kind not in ("netdevice", "vfio-pci"):
         raise UnreadableFile(f"{place}.spec.deviceType is {quote(kind)}, must be netdevice or vfio-pci")
     if (link := fields.get("linkType")) is not None and str(link).lower() not in _TYPES:
@@ -143,7 +143,7 @@ def _selector(policy: Policy) -> Selector:
     place, nic, fields = f"{policy.place}.spec.nicSelector", policy.nic, policy.fields
     vfio = fields.get("deviceType") == "vfio-pci"
     link = str(fields.get("linkType", "")).lower()
-    vendor, device = (text_of(nic.get(key, ""), f"{place}.{key}") for key in ("vendor", "deviceID"))
+    vendor, device = (foreign_text(nic.get(key, ""), f"{place}.{key}") for key in ("vendor", "deviceID"))
     return Selector(
         vendors=[vendor] if vendor else [],
         pf_devices=[device] if device else [],
@@ -167,7 +167,7 @@ def _unsafe(policy: Policy) -> str | None:
 
 
 def _joined(policies: Sequence[Policy]) -> Selector:
-    """What the operator makes of policies with one resource name: each list is joined."""
+    """Join each list of policies with one resource name, as the operator does."""
     selectors = [_selector(policy) for policy in policies]
 
     def all_of(field: str) -> list[str]:

@@ -11,11 +11,11 @@ from nodeagent.commands.config_from.foreign_documents import (
     Fields,
     UnreadableFile,
     documents,
+    foreign_text,
     in_use,
     known,
     objects,
     of_config_map,
-    text_of,
     texts,
     truth,
 )
@@ -23,7 +23,7 @@ from nodeagent.commands.config_from.foreign_keys import SRIOVDP_RESOURCE, SRIOVD
 from nodeagent.commands.config_from.vf_selection import (
     NO_MACHINE,
     MachineVfs,
-    Selection,
+    PfSelection,
     Selector,
     are_apart,
     merged,
@@ -141,7 +141,9 @@ def _inside(where: str, fields: Fields, key: str | None) -> tuple[str, Fields]:
 
 def _prefix(fields: Any, place: str) -> str | None:
     found, _ = known(fields, place, SRIOVDP_RESOURCE)
-    prefix = text_of(found["resourcePrefix"], f"{place}.resourcePrefix") if "resourcePrefix" in found else ""
+    prefix = (
+        foreign_text(found["resourcePrefix"], f"{place}.resourcePrefix") if "resourcePrefix" in found else ""
+    )
     return prefix or None
 
 
@@ -149,7 +151,7 @@ def _add(draft: Draft, place: str, fields: Fields, names: set[str], machine: Mac
     found, unknown = known(fields, place, SRIOVDP_RESOURCE)
     note_unknown(draft, place, unknown)
     name = resource_name(found, place, names)
-    kind = text_of(found.get("deviceType", "netDevice"), f"{place}.deviceType")
+    kind = foreign_text(found.get("deviceType", "netDevice"), f"{place}.deviceType")
     if kind.lower() not in _DEVICE_TYPES:
         raise UnreadableFile(
             f"{place}.deviceType is {quote(kind)}, must be netDevice, accelerator or auxNetDevice"
@@ -186,7 +188,7 @@ def _add(draft: Draft, place: str, fields: Fields, names: set[str], machine: Mac
 
 def resource_name(found: Fields, place: str, names: set[str]) -> str:
     """Return ``resourceName``, which must not have come before. Raises ``UnreadableFile``."""
-    name = text_of(found.get("resourceName", ""), f"{place}.resourceName")
+    name = foreign_text(found.get("resourceName", ""), f"{place}.resourceName")
     if not name:
         raise UnreadableFile(f"{place} has no resourceName")
     if name in names:
@@ -195,7 +197,7 @@ def resource_name(found: Fields, place: str, names: set[str]) -> str:
     return name
 
 
-def add_resource(draft: Draft, place: str, name: str, selection: Selection, *, vhost: bool) -> None:
+def add_resource(draft: Draft, place: str, name: str, selection: PfSelection, *, vhost: bool) -> None:
     """Add an entry of kind vf, as a comment where its selection would take in more than that program's."""
     settings: dict[str, Any] = {"kind": "vf", "name": name}
     if selection.select:
@@ -224,7 +226,7 @@ def lose_used(draft: Draft, place: str, found: Fields, keys: Any) -> list[str]:
     return lost
 
 
-def _selection(draft: Draft, place: str, fields: Any, machine: MachineVfs) -> tuple[Selection, bool]:
+def _selection(draft: Draft, place: str, fields: Any, machine: MachineVfs) -> tuple[PfSelection, bool]:
     found, unknown = known(fields, place, SRIOVDP_SELECTORS)
     note_unknown(draft, place, unknown)
 

@@ -48,7 +48,7 @@ class MachineVfs(NamedTuple):
     pf_devices: Mapping[str, tuple[str, ...]]
 
 
-def vfs_of(functions: Iterable[Function]) -> MachineVfs:
+def machine_vfs(functions: Iterable[Function]) -> MachineVfs:
     """Return the VFs among the functions of a machine whose PF and index are known."""
     devices = {function.pci_address: function.device for function in functions if function.parent is None}
     places: dict[str, tuple[str, int]] = {}
@@ -63,8 +63,8 @@ def vfs_of(functions: Iterable[Function]) -> MachineVfs:
 NO_MACHINE = MachineVfs({}, {})
 
 
-class Selection:
-    """What a selector becomes. ``lost``: for each key that is lost, why; ``unsafe``: without it more is selected."""
+class PfSelection:
+    """A selector in our words. ``lost``: for each key that is lost, why; ``unsafe``: without it more is selected."""
 
     def __init__(self) -> None:
         self.select: dict[str, Any] = {}
@@ -78,9 +78,9 @@ class Selection:
         self.unsafe = self.unsafe or f"{key}: {why}"
 
 
-def select_vfs(selector: Selector, machine: MachineVfs = NO_MACHINE) -> Selection:
+def select_vfs(selector: Selector, machine: MachineVfs = NO_MACHINE) -> PfSelection:
     """Return the selection of VFs that equals a selector, on every machine or on this one."""
-    made = Selection()
+    made = PfSelection()
     if selector.vendors:
         made.select["vendors"] = _unique(vendor.lower().removeprefix("0x") for vendor in selector.vendors)
     _set_devices(selector, made, machine)
@@ -104,10 +104,10 @@ def select_vfs(selector: Selector, machine: MachineVfs = NO_MACHINE) -> Selectio
     return made
 
 
-def merged(selections: Sequence[Selection]) -> Selection | None:
+def merged(selections: Sequence[PfSelection]) -> PfSelection | None:
     """Return one selection of what any of them selects, or ``None`` where one entry cannot say that."""
     first = selections[0]
-    result = Selection()
+    result = PfSelection()
     result.select, result.vf_driver = dict(first.select), first.vf_driver
     differing: str | None = None
     for other in selections[1:]:
@@ -148,7 +148,7 @@ def are_apart(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def _by_address(
-    selector: Selector, machine: MachineVfs, made: Selection
+    selector: Selector, machine: MachineVfs, made: PfSelection
 ) -> tuple[Ranges | None, list[str]] | None:
     """Select the VFs that are named by address, by their PFs and their indexes."""
     if not selector.pci_addresses:
@@ -193,7 +193,7 @@ def _by_address(
     return ranges, pfs
 
 
-def _set_devices(selector: Selector, made: Selection, machine: MachineVfs) -> None:
+def _set_devices(selector: Selector, made: PfSelection, machine: MachineVfs) -> None:
     pfs: list[str] = [device.lower().removeprefix("0x") for device in selector.pf_devices]
     vendors = {vendor.lower().removeprefix("0x") for vendor in selector.vendors}
     unknown: list[str] = []
@@ -225,7 +225,7 @@ def _set_devices(selector: Selector, made: Selection, machine: MachineVfs) -> No
         made.unsafe = f"devices: {', '.join(map(quote, unknown))}: the ID of no VF whose PF is known"
 
 
-def _set_driver(selector: Selector, made: Selection) -> None:
+def _set_driver(selector: Selector, made: PfSelection) -> None:
     drivers = [driver for driver in selector.drivers if driver not in UIO_DRIVERS | NO_PCI_DRIVERS]
     for driver in sorted({*selector.drivers} & NO_PCI_DRIVERS):
         made.notes.append(
@@ -274,7 +274,7 @@ def _set_driver(selector: Selector, made: Selection) -> None:
         made.vf_driver = "vfio-pci"
 
 
-def _by_ranges(items: Sequence[str], key: str, made: Selection) -> tuple[Ranges | None, list[str]] | None:
+def _by_ranges(items: Sequence[str], key: str, made: PfSelection) -> tuple[Ranges | None, list[str]] | None:
     """Return the VF indexes (``None``: all) and the PFs that have them; ``None`` if the list is empty."""
     if not items:
         return None
@@ -309,7 +309,7 @@ def _by_ranges(items: Sequence[str], key: str, made: Selection) -> tuple[Ranges 
     return ranges, names
 
 
-def _set_indexes(found: Sequence[Ranges | None], made: Selection) -> None:
+def _set_indexes(found: Sequence[Ranges | None], made: PfSelection) -> None:
     ranges = [spans for spans in found if spans is not None]
     if not ranges:
         return
@@ -341,7 +341,7 @@ def _intersection(a: Ranges, b: Ranges) -> Ranges:
     )
 
 
-def _address(text: str, made: Selection) -> str:
+def _address(text: str, made: PfSelection) -> str:
     low = text.lower()
     if _ADDRESS.fullmatch(low) is None:
         made.refuse("rootDevices", f"{quote(text)} is not a PCI address such as 0000:1a:00.0")
