@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -575,6 +575,7 @@ def test_the_first_resource_keeps_the_pfs_that_the_second_selects_too(convert: A
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=examples(200))
+@example([VFS[0].pci_address], {"vendors": ["15b3"], "drivers": ["iavf", "vfio-pci"]})
 @given(
     st.lists(st.sampled_from([vf.pci_address for vf in VFS]), min_size=1, max_size=12, unique=True), SELECTORS
 )

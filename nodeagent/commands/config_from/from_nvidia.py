@@ -125,24 +125,26 @@ def _flags(draft: Draft, place: str, written: Any) -> tuple[dict[str, Any], str,
         )
     if flags.keys() & {"gfd", "useNodeFeatureAPI"}:
         draft.note(f"{place}.gfd", "GPU Feature Discovery is a program of its own; keep it, its labels stay")
-    plugin, unknown = known(flags.get("plugin", {}), f"{place}.plugin", NVIDIA_PLUGIN)
-    note_unknown(draft, f"{place}.plugin", unknown)
-    handing: dict[str, Any] = {
-        "deviceListStrategy": _strategy(draft, f"{place}.plugin.deviceListStrategy", plugin)
-    }
-    if truth(plugin.get("passDeviceSpecs", "false"), f"{place}.plugin.passDeviceSpecs"):
+    handing, policy = _plugin(draft, f"{place}.plugin", flags.get("plugin", {}))
+    return handing, policy, mig
+
+
+def _plugin(draft: Draft, place: str, written: Any) -> tuple[dict[str, Any], str]:
+    """Return the settings of each entry, and the policy of shared devices."""
+    plugin, unknown = known(written, place, NVIDIA_PLUGIN)
+    note_unknown(draft, place, unknown)
+    handing: dict[str, Any] = {"deviceListStrategy": _strategy(draft, f"{place}.deviceListStrategy", plugin)}
+    if truth(plugin.get("passDeviceSpecs", "false"), f"{place}.passDeviceSpecs"):
         handing["passDeviceNodes"] = True
-    if foreign_text(plugin.get("deviceIDStrategy", "uuid"), f"{place}.plugin.deviceIDStrategy") == "index":
-        draft.note(
-            f"{place}.plugin.deviceIDStrategy", "containers get GPUs by UUID, which a reboot does not change"
-        )
+    if foreign_text(plugin.get("deviceIDStrategy", "uuid"), f"{place}.deviceIDStrategy") == "index":
+        draft.note(f"{place}.deviceIDStrategy", "containers get GPUs by UUID, which a reboot does not change")
     for key in sorted({"cdiAnnotationPrefix", "nvidiaCTKPath", "containerDriverRoot"} & plugin.keys()):
-        draft.note(f"{place}.plugin.{key}", "not needed: the agent writes its own CDI spec (cdi.generate)")
+        draft.note(f"{place}.{key}", "not needed: the agent writes its own CDI spec (cdi.generate)")
     policy = foreign_text(
         plugin.get("sharedDevicesAllocationPolicy", "distributed"),
-        f"{place}.plugin.sharedDevicesAllocationPolicy",
+        f"{place}.sharedDevicesAllocationPolicy",
     )
-    return handing, "pack" if policy == "packed" else "spread", mig
+    return handing, "pack" if policy == "packed" else "spread"
 
 
 def _strategy(draft: Draft, place: str, plugin: Fields) -> str:

@@ -265,11 +265,9 @@ def _set_driver(selector: Selector, made: PfSelection) -> None:
         made.vf_driver = "netdevice"
         made.select["drivers"] = pf_drivers
     elif kernel:
-        if not (selector.vendors or selector.devices or selector.pf_names or selector.root_devices):
-            made.refuse(
-                "drivers", "vfio-pci and a network driver in one resource; make two, with their own names"
-            )
-        made.notes.append(("drivers", "vfDriver: any offers the VFs without a driver too"))
+        made.refuse(
+            "drivers", "vfio-pci and a network driver in one resource; make two, with names of their own"
+        )
     elif drivers:
         made.vf_driver = "vfio-pci"
 
