@@ -12,6 +12,7 @@ from nodeagent.fabric.hypernode import HyperNode, Texts
 from nodeagent.fabric.known_neighbors import KnownNeighbors
 from nodeagent.fabric.link_faults import LinkFault, LinkFaults
 from nodeagent.fabric.maintenance import Maintained, MaintenanceBook
+from nodeagent.fabric.node_values import NodeValues, node_values
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
@@ -43,6 +44,7 @@ class Levels:
     """Nodes whose faults are not in ``faults``: there are too many."""
     maintained: Maintained = field(default_factory=dict)
     away: Away = field(default_factory=dict)
+    values: Mapping[str, NodeValues] = field(default_factory=dict)
 
     def exists(self, node: str) -> bool:
         """While no Node at all is known, every node counts as existing: an empty list is no evidence."""
@@ -70,6 +72,7 @@ class Inputs:
         self.faults = LinkFaults()
         self.maintenance = MaintenanceBook()
         self.away: dict[str, AwayNode] = {}
+        self.values: dict[str, NodeValues] = {}
         self.nodes: dict[str, KnownLabels] = {}
         self.own: dict[str, HyperNode] = {}
         self.foreign: dict[str, HyperNode] = {}
@@ -87,17 +90,23 @@ class Inputs:
             self.faults.take(name, None)
             self.reports.pop(name, None)
             self.refused.pop(name, None)
+            self.values.pop(name, None)
             return
         try:
             links = self.known_neighbors.complete(links)
             self.reports[name] = self._reader.read(name, links)
             self.faults.take(name, links)
             self.refused.pop(name, None)
+            if links.compared is not None:
+                self.values[name] = node_values(links.compared, self._pool)
+            else:
+                self.values.pop(name, None)
         except RefusedReportError as error:
             self.refuse(name, str(error))
 
     def refuse(self, name: str, why: str) -> None:
         self.reports.pop(name, None)
+        self.values.pop(name, None)
         self.faults.take(name, None)
         self.refused[name] = why
 
@@ -151,6 +160,7 @@ class Inputs:
             len(self.faults.beyond),
             self.maintenance.of_node.copy(),
             self.away.copy(),
+            self.values.copy(),
         )
 
 

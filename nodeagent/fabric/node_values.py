@@ -9,19 +9,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple, get_args
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.fabric.link_faults import unix
 from nodeagent.fabric.nodelinks import ComparedValues, ValueChange
-from nodeagent.fabric.reports import InternPool
 from nodeagent.fabric.switch_keys import digest
 
 MODEL = "model"
 """Names what nodes are compared: those of one model. It is no value that may differ."""
-VALUE_NAMES = (
+ValueName = Literal[
     "GPU driver",
     "GPU VBIOS",
     "GPU power limit",
@@ -44,7 +43,8 @@ VALUE_NAMES = (
     "boot parameters",
     "agent",
     "agent settings",
-)
+]
+VALUE_NAMES: tuple[ValueName, ...] = get_args(ValueName)
 VALUES_MAX, CHANGES_MAX = 32, 32
 TEXT_MAX = 96
 """Characters of ``name=value``, as in the definition of NodeLinks."""
@@ -125,8 +125,8 @@ def by_name(texts: Iterable[str]) -> dict[str, str]:
 
 
 def reported_values(values: Mapping[str, str], before: ComparedValues | None, now: float) -> ComparedValues:
-    """The part of a report, with the dates of changes since ``before``. Of a value that was not known the date is kept, and
-    ``was`` is empty."""
+    """The part of a report, with the dates of changes since ``before``. A value that was not known has a date too, and
+    its ``was`` is empty."""
     stamp = rfc3339(now)
     was = {} if before is None else by_name(before.values)
     kept = {} if before is None else {change.name: change for change in before.changes}
@@ -144,9 +144,11 @@ def reported_values(values: Mapping[str, str], before: ComparedValues | None, no
     )
 
 
-def node_values(compared: ComparedValues, pool: InternPool) -> NodeValues:
-    """What is compared of a report: of it only known names count, and each once. Equal values of nodes are one."""
-    known = {}
+def node_values(
+    compared: ComparedValues, pool: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
+) -> NodeValues:
+    """What is compared of a report: of it only known names count, and each once. ``pool`` makes equal values one."""
+    known: dict[str, str] = {}
     for text in compared.values[:VALUES_MAX]:
         name, _, value = text[: TEXT_MAX + 1].partition(_EQUAL)
         if value and len(text) <= TEXT_MAX and (name == MODEL or name in VALUE_NAMES):

@@ -186,8 +186,9 @@ class Metadata(Wire, frozen=True, kw_only=True):
 
 class NodeLinks(Wire, frozen=True, kw_only=True):
     """The report of one node. ``metadata.name`` must be the node's name too. ``nvlink_domains`` has one entry if its
-    GPUs agree, and none if no GPU is in a domain. ``holders`` is empty unless the node is set to report them, and ``compared``
-    absent unless it is set to compare values; they stand beside the links, so that a change of them moves no node."""
+    GPUs agree, and none if no GPU is in a domain. ``holders`` is empty unless the node is set to report them;
+    ``compared`` is absent unless it is set to compare values. They stand beside the links, so that a change of them
+    makes no plan."""
 
     api_version: str | None = None
     kind: str | None = None

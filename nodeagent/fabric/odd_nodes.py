@@ -135,10 +135,11 @@ class _Peers:
                 if nodes := self._unplanned(most):
                     yield OddValue(self._name, value, base, nodes, self._count, 0, devices=devices)
         for value in sorted(self._holders.keys() - {usual}):
+            if self._spreads(value, joined=True):
+                continue
             nodes = self._unplanned(self._holders[value])
-            if nodes and not self._spreads(value, joined=True):
-                if old := tuple(node for node in nodes if not self._has_just_changed(node)):
-                    yield OddValue(self._name, value, usual, old, self._count, len(most), peer=min(most))
+            if old := tuple(node for node in nodes if not self._has_just_changed(node)):
+                yield OddValue(self._name, value, usual, old, self._count, len(most), peer=min(most))
 
     def _unplanned(self, nodes: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(node for node in nodes if not self._planned(node)))

@@ -31,7 +31,7 @@ from nodeagent.fabric.away_nodes import AwayNode, WatchedNode, away_node
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.jobs import HeldLinks, held_links
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, standing
-from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
+from nodeagent.fabric.nodelinks import ComparedValues, Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
 from nodeagent.fabric.report_changes import report_changes
 from nodeagent.fabric.reports import InternPool, only_legs_differ
 from nodeagent.fabric.troubles import JobOf, of_no_job
@@ -134,6 +134,7 @@ class RawReport(msgspec.Struct, rename="camel"):
     links: msgspec.Raw = msgspec.Raw(b"[]")
     nvlink_domains: msgspec.Raw = msgspec.Raw(b"[]")
     holders: msgspec.Raw = msgspec.Raw(b"[]")
+    compared: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class RawHyperNode(msgspec.Struct):
@@ -148,6 +149,7 @@ OurLabels = tuple[tuple[str, str], ...]
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
 _VF_HOLDERS = msgspec.json.Decoder(tuple[VfHolder, ...])
+_VALUES: msgspec.json.Decoder[ComparedValues | None] = msgspec.json.Decoder(ComparedValues | None)
 _DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
 
 
@@ -277,7 +279,9 @@ class ClusterMirror:
         """
         name = raw.metadata.name
         other_pods = self.pods.take(name, bytes(raw.holders))
-        content = hash((bytes(raw.links), bytes(raw.node_name), bytes(raw.nvlink_domains)))
+        content = hash(
+            (bytes(raw.links), bytes(raw.node_name), bytes(raw.nvlink_domains), bytes(raw.compared))
+        )
         known = self._passed_on.get(name)
         faulty = self._listener.has_fault(name)
         if content != (self.reports.objects.get(name) if known is None else known) or (other_pods and faulty):
@@ -294,7 +298,7 @@ class ClusterMirror:
                 if before is not None and after is not None:
                     self.changes.add(report_changes(before, after, report, time.time()))
                     if only_legs_differ(before, after) and faults == inputs.faults.of_node.get(name):
-                        return content  # legs of a spine come and go by the thousand, and make no plan
+                        return content  # legs of a spine come and go by the thousand, and make no plan; so do values
             self.stir()
         return content
 
@@ -380,6 +384,7 @@ def _decoded(raw: RawReport) -> NodeLinks:
         links=_LINKS.decode(raw.links),
         nvlink_domains=_DOMAINS.decode(raw.nvlink_domains),
         holders=_holders(raw.holders),
+        compared=_compared(raw.compared),
     )
 
 
@@ -389,3 +394,11 @@ def _holders(raw: msgspec.Raw) -> tuple[VfHolder, ...]:
         return _VF_HOLDERS.decode(raw)[:PODS_MAX]
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ()
+
+
+def _compared(raw: msgspec.Raw) -> ComparedValues | None:
+    """As ``_holders``."""
+    try:
+        return _VALUES.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
