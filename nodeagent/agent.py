@@ -269,7 +269,15 @@ class Agent:
 
     def _features(self) -> dict[str, AgentPart]:
         take = self.health.take_samples
-        core = AgentCore(self.inventory, self.offering, self.deliveries, take, self._tree, self.settled)
+        core = AgentCore(
+            self.inventory,
+            self.offering,
+            self.deliveries,
+            take,
+            self._tree,
+            self.settled,
+            lambda: (*self.sources.samples(), *self.sources.gpus.samples()),
+        )
         return {row.name: row.start(core, lambda: self._config) for row in agent_features.AGENT}
 
     def _configuration_file(self) -> FollowedConfiguration[Config] | None:

@@ -42,9 +42,11 @@ from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
 from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fields
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, read_maintenance, under_maintenance
+from nodeagent.fabric.node_values import reported_values
 from nodeagent.fabric.nodelinks import (
     CONTENDERS_MAX,
     NOT_UP,
+    ComparedValues,
     Contender,
     GpuMemoryLevel,
     HeldVf,
@@ -96,7 +98,7 @@ RailByAddress = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
 
 REPORT = NODELINKS.typed(NodeLinks)
-_DECIDED = attrgetter("links", "nvlink_domains", "gpu_memory", "holders")  # by this node
+_DECIDED = attrgetter("links", "nvlink_domains", "gpu_memory", "holders", "compared")  # by this node
 
 
 def report(
@@ -154,7 +156,18 @@ def report(
         gpu_memory=_gpu_memory(snapshot, before, levels, stamp),
         nvlink_domains=_domains(snapshot, before),
         holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
+        compared=_compared(snapshot, before, now, patient=patient),
     )
+
+
+def _compared(
+    snapshot: Snapshot, before: NodeLinks | None, now: float, *, patient: bool
+) -> ComparedValues | None:
+    """The compared values with the dates of changes. After a start the last ones stand until they are read."""
+    last = None if before is None else before.compared
+    if snapshot.compared:
+        return reported_values(dict(snapshot.compared), last, now)
+    return last if patient else None
 
 
 def _gpu_memory(

@@ -27,7 +27,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class AgentCore(NamedTuple):
     """``deliveries`` take failed writes: for metrics, Events and `/readyz`. ``take_samples`` hands measurements to
     the rules of health. ``tree`` is the machine. ``settled`` is set when the kubelet has the devices: what
-    registration does not need is imported after it."""
+    registration does not need is imported after it. ``samples`` returns the latest measurements of NICs and GPUs."""
 
     inventory: Inventory
     offer: AgentOffer
@@ -35,6 +35,7 @@ class AgentCore(NamedTuple):
     take_samples: Callable[[Iterable[Sample]], object]
     tree: Tree
     settled: asyncio.Event
+    samples: Callable[[], Iterable[Sample]]
 
 
 class AgentPart(NamedTuple):

@@ -21,4 +21,4 @@ class NoOffer:
 
 
 def agent_core() -> AgentCore:
-    return AgentCore(Inventory(), NoOffer(), Deliveries(), list, Tree("/"), asyncio.Event())
+    return AgentCore(Inventory(), NoOffer(), Deliveries(), list, Tree("/"), asyncio.Event(), tuple)
