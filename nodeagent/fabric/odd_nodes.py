@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from fnmatch import fnmatchcase
@@ -93,6 +94,30 @@ def odd_values(
                 yield from peers.other_than(pattern)
             elif model:
                 yield from peers.odd()
+
+
+class UsualValue(NamedTuple):
+    """``nodes`` of ``peers`` have it."""
+
+    value: str
+    nodes: int
+    peers: int
+
+
+def usual_values(values: Mapping[str, NodeValues], model: str) -> dict[str, UsualValue]:
+    """What more than half of the nodes of a model have, by name."""
+    found: dict[str, Counter[str]] = {}
+    for content, nodes in Counter(one.texts for one in values.values()).items():
+        texts = by_name(content)
+        if texts.get(MODEL) == model:
+            for name, value in texts.items():
+                found.setdefault(name, Counter())[value] += nodes
+    usual = {name: (*held.most_common(1)[0], held.total()) for name, held in found.items()}
+    return {
+        name: UsualValue(value, nodes, peers)
+        for name, (value, nodes, peers) in usual.items()
+        if peers >= PEERS_MIN and 2 * nodes > peers
+    }
 
 
 def _may_be_odd(found: set[str]) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
+from msgspec.structs import replace
+
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.fabric.node_values import MODEL, VALUE_NAMES, by_name, reported_values
 from nodeagent.facts.model import Function, Gpu, Link, Snapshot
