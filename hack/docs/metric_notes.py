@@ -645,6 +645,10 @@ CONTROLLER: dict[str, Note] = {
         "nodeagent trouble has what its kubelet says. The leader exports it, 20,000 series at most; absent once the "
         "node is Ready.", origin="the condition Ready of the Node"
     ),
+    "odd_nodes": Note(
+        "nodeagent trouble names the nodes, nodeagent diff NODE their values. The leader exports it, a series for each "
+        "compared value; absent while no agent compares.", origin="`compared` of the reports"
+    ),
     "controller_leader": Note("The sum must be 1; it is 0 for some seconds when the leader changes."),
     "configuration_in_force": Note("0: the running configuration stays; /readyz and the log have the fault."),
     "fabric_plans_total": Note("Grows with every change of a report."),

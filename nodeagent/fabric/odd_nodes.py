@@ -96,6 +96,14 @@ def odd_values(
                 yield from peers.odd()
 
 
+def odd_counts(found: Iterable[OddValue]) -> dict[str, int]:
+    """The number of odd nodes by the name of the value, 0 for a value that is nowhere odd."""
+    nodes: dict[str, set[str]] = {name: set() for name in VALUE_NAMES}
+    for odd in found:
+        nodes[odd.name].update(odd.nodes)
+    return {name: len(odd) for name, odd in nodes.items()}
+
+
 class UsualValue(NamedTuple):
     """``nodes`` of ``peers`` have it."""
 

@@ -21,9 +21,11 @@ from typing import NamedTuple, TypeVar
 
 from nodeagent.base.plain_text import few
 from nodeagent.fabric.away_nodes import UNREACHABLE, Away, AwayNode
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
 from nodeagent.fabric.maintenance import Maintained, under_maintenance
 from nodeagent.fabric.node_lists import hostlist
+from nodeagent.fabric.node_values import NodeValues
 from nodeagent.fabric.odd_nodes import OddValue, odd_values
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, UnplacedNode
 from nodeagent.fabric.planner import Plan
@@ -358,15 +360,13 @@ def _of_unplaced(unplaced: UnplacedNode, held: HeldOn) -> FabricTrouble:
     )
 
 
-def odd_of(plan: Plan, at: float) -> Iterator[OddValue]:
+def odd_of(
+    rules: FabricRules, values: Mapping[str, NodeValues], maintained: Maintained, at: float
+) -> Iterator[OddValue]:
     """The values of nodes that differ from those of their peers, at this Unix time."""
-    maintained = plan.levels.maintained
-    expected: dict[str, str] = {one.value: one.like for one in plan.rules.expected_values}
+    expected: dict[str, str] = {one.value: one.like for one in rules.expected_values}
     return odd_values(
-        plan.levels.values,
-        at,
-        lambda node: under_maintenance(maintained, node, "", at) is not None,
-        expected,
+        values, at, lambda node: under_maintenance(maintained, node, "", at) is not None, expected
     )
 
 
@@ -374,7 +374,7 @@ def _of_odd_nodes(plan: Plan, at: float) -> Iterator[FabricTrouble]:
     """A trouble for all values in which the same nodes differ: most likely they have one cause. No pod is stopped by
     it, so it has none."""
     causes: dict[tuple[str, ...], list[OddValue]] = {}
-    for odd in odd_of(plan, at):
+    for odd in odd_of(plan.rules, plan.levels.values, plan.levels.maintained, at):
         causes.setdefault(odd.nodes, []).append(odd)
     for nodes, same in causes.items():
         first, peer = same[0], next((odd.peer for odd in same if odd.peer), "")

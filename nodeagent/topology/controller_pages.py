@@ -23,6 +23,8 @@ from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.hypernode import LEAF, tier_name
 from nodeagent.fabric.maintenance import ends
 from nodeagent.fabric.nodelinks import NodeLink, VfHolder
+from nodeagent.fabric.odd_nodes import odd_counts
+from nodeagent.fabric.troubles import odd_of
 from nodeagent.facts.remedies import runbook_links
 from nodeagent.health.rules import rule_words
 from nodeagent.kube.client import ApiClient, ApiError
@@ -212,6 +214,7 @@ class ControllerPages:
             configuration_fault=self._fabric.error,
             maintenance=ends(parts.planner.inputs.maintenance.of_node, time.time()),
             away=self._away(),
+            odd=self._odd(),
         )
         shown_features = [
             (self._families.get(name, ()), one.shown)
@@ -234,6 +237,14 @@ class ControllerPages:
         return away_series(
             {node: one for node, one in inputs.away.items() if inputs.is_of_fabric(node)}, groups
         )
+
+    def _odd(self) -> dict[str, int]:
+        """Of the leader alone: replicas that say the same would double each sum."""
+        planner = self._fabric.parts.planner
+        values, maintained = planner.inputs.values, planner.inputs.maintenance.of_node
+        if self._progress.outcome is None or not values:
+            return {}
+        return odd_counts(odd_of(planner.rules, values, maintained, time.time()))
 
     def _healthz(self, _accept: str) -> Page:
         return Page(200, b"ok\n")

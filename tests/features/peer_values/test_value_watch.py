@@ -8,8 +8,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from nodeagent.cluster.node_report import NodeReporter
+from nodeagent.cluster.node_report import NodeReporter, body, report
+from nodeagent.cluster.refused_fields import leave_out, refused_fields
 from nodeagent.fabric.node_values import MODEL, VALUE_NAMES, by_name, reported_values
+from nodeagent.fabric.nodelinks import convert_nodelinks
 from nodeagent.facts.model import Function, Gpu, Link, Snapshot
 from nodeagent.features.peer_values import compared_groups, value_watch
 from nodeagent.features.peer_values.compare_task import start_compare
@@ -25,6 +27,7 @@ from nodeagent.features.peer_values.peers_settings import PeersSettings
 from nodeagent.features.peer_values.value_watch import ValueWatch, read_host
 from nodeagent.features.seam import AgentCore
 from nodeagent.host.sysfs import Tree
+from nodeagent.kube.client import ApiError
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.agent_and_server import kubeconfig, server
 from tests.support.agent_core import agent_core
@@ -33,7 +36,9 @@ from tests.support.running_agent import node, shorten
 __all__ = ["kubeconfig", "server"]
 NICS = [f"0000:{bus:02x}:00.0" for bus in (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)]
 RAILS = {address: rail for rail, address in enumerate(NICS)}
-COMMAND_LINE = "BOOT_IMAGE=/vmlinuz-6.8 root=UUID=1-2 ro iommu=pt quiet hugepages=1024 nvidia.NVreg_Foo=1 pci=realloc=off"
+COMMAND_LINE = (
+    "BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro iommu=pt quiet hugepages=1024 nvidia.NVreg_Foo=1 pci=realloc=off"
+)
 HOST = HostValues(
     kernel="6.8.0-79-generic",
     command_line=COMMAND_LINE,
@@ -250,7 +255,7 @@ def test_off_is_an_empty_part() -> None:
 
 
 async def test_an_agent_that_compares_has_the_values_in_its_report(server, kubeconfig, monkeypatch):
-    shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0)
+    shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0, gap_s=0.0)
     monkeypatch.setattr(value_watch, "FIRST_S", 0.0)
     async with node() as n:
         await n.kubelet.start()
@@ -258,12 +263,35 @@ async def test_an_agent_that_compares_has_the_values_in_its_report(server, kubec
         await n.start_agent(n.configure(text), node_name="gpu-0")
         await n.until(lambda: n.agent.inventory.snapshot.compared)
         await server.until(lambda: "compared" in (server.find("nodelinks", "gpu-0", "nodeagent") or {}))
-        report = server.find("nodelinks", "gpu-0", "nodeagent")["compared"]
-        values = by_name(report["values"])
+        compared = server.find("nodelinks", "gpu-0", "nodeagent")["compared"]
+        values = by_name(compared["values"])
         assert values[MODEL]
         assert values["MTU"]
-        assert report["since"]
-        assert "changes" not in report
+        assert compared["since"]
+        assert "changes" not in compared
+
+
+def test_the_report_has_the_values_and_an_older_definition_costs_these_alone() -> None:
+    """Helm does not upgrade definitions."""
+    snapshot = Snapshot(compared=tuple(READ.items()))
+    links = report(snapshot, "n1", {}, None, now=1_790_000_000.0)
+    written = msgspec.json.decode(msgspec.json.encode(body(links, None)))
+    assert convert_nodelinks(written).compared == links.compared
+    why = "failed to create typed patch object: .compared: field not declared in schema"
+    refused = ApiError("patch", "/nodelinks/n1", 500, "", why)
+    assert leave_out(written, refused_fields(refused)) == ["compared"]
+    assert "compared" not in written
+
+
+def test_after_a_start_the_last_values_stand_until_they_are_read_and_keep_their_dates() -> None:
+    first = report(Snapshot(compared=(("MTU", "9000"),)), "n1", {}, None, now=0.0)
+    starting = report(Snapshot(), "n1", {}, first, now=60.0, patient=True)
+    assert starting.compared == first.compared
+    read = report(Snapshot(compared=(("MTU", "9000"),)), "n1", {}, starting, now=90.0)
+    assert read.compared == first.compared
+    changed = report(Snapshot(compared=(("MTU", "1500"),)), "n1", {}, read, now=120.0)
+    assert [(one.was, one.since) for one in changed.compared.changes] == [("9000", "1970-01-01T00:02:00Z")]
+    assert report(Snapshot(), "n1", {}, changed, now=300.0).compared is None, "it does not compare any more"
 
 
 def test_the_names_of_the_table_are_those_of_the_report() -> None:
