@@ -118,8 +118,7 @@ def report(
     ``before`` is the last report, ``now`` Unix time. ``patient``: the agent has just started, so a neighbor without
     a frame may still send one. ``levels`` is the enforcement of GPU memory.
     """
-    last = {link.name: link for link in before.links} if before else {}
-    stamp = rfc3339(now)
+    last, stamp = {link.name: link for link in before.links} if before else {}, rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
     checks = {check.pci_address: check for check in snapshot.rail_checks}
     reported = {}

@@ -64,8 +64,7 @@ class Inputs:
 
     def __init__(self, rules: FabricRules, topology: Topology) -> None:
         self._topology = topology
-        self._pool = InternPool()
-        self._reader = ReportReader(rules, self._pool)
+        self._reader = ReportReader(rules, InternPool())
         self._our_labels = rules.label_keys
         self.reports: dict[str, CompactReport] = {}
         self.refused: dict[str, str] = {}
@@ -98,7 +97,7 @@ class Inputs:
             self.faults.take(name, links)
             self.refused.pop(name, None)
             if links.compared is not None:
-                self.values[name] = node_values(links.compared, self._pool)
+                self.values[name] = node_values(links.compared, self._reader.pool)
             else:
                 self.values.pop(name, None)
         except RefusedReportError as error:
@@ -116,7 +115,7 @@ class Inputs:
             return
         every = tuple(sorted(labels.items()))
         ours = tuple(pair for pair in every if pair[0] in self._our_labels)
-        self.nodes[name] = self._pool(KnownLabels(ours, every))
+        self.nodes[name] = self._reader.pool(KnownLabels(ours, every))
 
     def take_away(self, name: str, away: AwayNode | None) -> bool:
         """Whether a Node is away, ``None``: it is there or gone. Returns whether this is new."""

@@ -18,7 +18,7 @@ from nodeagent.fabric.link_faults import unix
 from nodeagent.fabric.nodelinks import ComparedValues, ValueChange
 from nodeagent.fabric.switch_keys import digest
 
-MODEL = "model"
+NODE_MODEL = "model"
 """Names what nodes are compared: those of one model. It is no value that may differ."""
 ValueName = Literal[
     "GPU driver",
@@ -45,10 +45,10 @@ ValueName = Literal[
     "agent settings",
 ]
 VALUE_NAMES: tuple[ValueName, ...] = get_args(ValueName)
-VALUES_MAX, CHANGES_MAX = 32, 32
-TEXT_MAX = 96
+COMPARED_VALUES_MAX, CHANGES_MAX = 32, 32
+COMPARED_MAX = 96
 """Characters of ``name=value``, as in the definition of NodeLinks."""
-VALUE_MAX = 64
+SUMMARY_MAX = 64
 _USUAL_MAX = 40
 CHANGES_KEPT_S = 8 * 86_400.0
 _BETWEEN, _OF, _EQUAL = "; ", ": ", "="
@@ -80,7 +80,7 @@ def summary(values: Mapping[str, str]) -> str:
         devices.setdefault(value, []).append(device)
     usual, most = max(devices.items(), key=lambda entry: (len(entry[1]), entry[0]))
     if len(devices) == 1:
-        return usual if len(usual) <= VALUE_MAX else _digest(usual)
+        return usual if len(usual) <= SUMMARY_MAX else _digest(usual)
     has_usual = len(plain) >= DEVICES_MIN and 2 * len(most) > len(plain)
     rest = _BETWEEN.join(
         f"{','.join(of_value)}{_OF}{value}"
@@ -88,7 +88,7 @@ def summary(values: Mapping[str, str]) -> str:
         if not (has_usual and value == usual)
     )
     whole = f"{usual}{_BETWEEN}{rest}" if has_usual else rest
-    if len(whole) <= VALUE_MAX:
+    if len(whole) <= SUMMARY_MAX:
         return whole
     if has_usual and len(usual) <= _USUAL_MAX:
         return f"{usual}{_BETWEEN}{len(plain) - len(most)} of {len(plain)}{_OF}{_digest(rest)}"
@@ -149,12 +149,12 @@ def node_values(
 ) -> NodeValues:
     """What is compared of a report: of it only known names count, and each once. ``pool`` makes equal values one."""
     known: dict[str, str] = {}
-    for text in compared.values[:VALUES_MAX]:
-        name, _, value = text[: TEXT_MAX + 1].partition(_EQUAL)
-        if value and len(text) <= TEXT_MAX and (name == MODEL or name in VALUE_NAMES):
+    for text in compared.values[:COMPARED_VALUES_MAX]:
+        name, _, value = text[: COMPARED_MAX + 1].partition(_EQUAL)
+        if value and len(text) <= COMPARED_MAX and (name == NODE_MODEL or name in VALUE_NAMES):
             known.setdefault(name, one_line(value, ascii_only=True))
     changes = tuple(
-        (change.name, change.was[:TEXT_MAX], since)
+        (change.name, change.was[:COMPARED_MAX], since)
         for change in compared.changes[:CHANGES_MAX]
         if change.name in VALUE_NAMES and (since := unix(change.since)) is not None
     )

@@ -1,10 +1,10 @@
 """Nodes whose values differ from those of their peers, and rails whose values differ from the other rails. Pure.
 
-* Nodes of one model are compared (``node_values.MODEL``), by each value: most of them decide, if they are more than
-  half. Below ``PEERS_MIN`` nodes nothing is usual. A missing value is no difference.
-* A change that spreads is no difference, nor for ``SPREAD_S`` after its last node: while two nodes or more have changed
-  to the same value, neither those that have it nor those that lack it are odd. A node that has just changed, or
-  reported for the first time, is not odd for ``SPREAD_S`` either.
+* Nodes of one model are compared (``node_values.NODE_MODEL``), by each value: most of them decide, if they are more
+  than half. Below ``PEERS_MIN`` nodes nothing is usual. A missing value is no difference.
+* A change that spreads is no difference, nor for ``ROLLOUT_S`` after its last node: while two nodes or more have
+  changed to the same value, neither those that have it nor those that lack it are odd. A node that has just changed, or
+  reported for the first time, is not odd for ``ROLLOUT_S`` either.
 * What is known stands in the reports, with dates. So the judgement needs no memory, and a restart changes nothing.
 * A value that the settings expect (``Expected``) is no vote: each node that has another is odd at once.
 * A node under planned work is never odd. A node that lies is odd itself, and makes no other one so.
@@ -18,11 +18,11 @@ from enum import IntEnum
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from nodeagent.fabric.node_values import MODEL, VALUE_NAMES, NodeValues, by_name, exceptions, is_digest
+from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, NodeValues, by_name, exceptions, is_digest
 
 PEERS_MIN = 4
-SPREAD_S = 86_400.0
-SPREAD_MIN = 2
+ROLLOUT_S = 86_400.0
+ROLLOUT_MIN = 2
 _INSTALLED_PART = 0.1
 """So many nodes of all do not join within two days in the normal course of a cluster."""
 _CLOCKS_S = 300.0
@@ -78,7 +78,7 @@ def odd_values(
     models: dict[str, dict[tuple[str, ...], list[str]]] = {}
     texts = {content: by_name(content) for content in {one.texts for one in values.values()}}
     for node, one in values.items():
-        models.setdefault(texts[one.texts].get(MODEL, ""), {}).setdefault(one.texts, []).append(node)
+        models.setdefault(texts[one.texts].get(NODE_MODEL, ""), {}).setdefault(one.texts, []).append(node)
     for model, same in sorted(models.items()):
         for name in VALUE_NAMES:
             pattern = (expected or {}).get(name)
@@ -117,7 +117,7 @@ def usual_values(values: Mapping[str, NodeValues], model: str) -> dict[str, Usua
     found: dict[str, Counter[str]] = {}
     for content, nodes in Counter(one.texts for one in values.values()).items():
         texts = by_name(content)
-        if texts.get(MODEL) == model:
+        if texts.get(NODE_MODEL) == model:
             for name, value in texts.items():
                 found.setdefault(name, Counter())[value] += nodes
     usual = {name: (*held.most_common(1)[0], held.total()) for name, held in found.items()}
@@ -178,14 +178,14 @@ class _Peers:
         return tuple(sorted(node for node in nodes if not self._planned(node)))
 
     def _is_new(self, since: float) -> bool:
-        return self._at - SPREAD_S < since
+        return self._at - ROLLOUT_S < since
 
     def _has_just_changed(self, node: str) -> bool:
         """To the value that it has, or it reported first within this time."""
         return any(self._is_new(change.since) for change in self._recent([node]))
 
     def _spreads(self, value: str, *, joined: bool) -> bool:
-        """Whether nodes have got this value one after the other, the last of them within ``SPREAD_S``.
+        """Whether nodes have got this value one after the other, the last of them within ``ROLLOUT_S``.
 
         Nodes that had no value before are no evidence alone: agents may report one more now. With ``joined`` those that
         reported first count as well. They do too where they are that many that nodes are installed anew in turn."""
@@ -196,11 +196,11 @@ class _Peers:
                 found = [change for change in found if change.kind is not _Kind.JOINED]
                 if all(change.kind is _Kind.NO_PAST for change in found):
                     return False
-        return len(found) >= SPREAD_MIN and any(self._is_new(change.since) for change in found)
+        return len(found) >= ROLLOUT_MIN and any(self._is_new(change.since) for change in found)
 
     def _recent(self, nodes: Iterable[str]) -> list[_Change]:
-        """The last change of each of these nodes that has one within twice ``SPREAD_S``."""
-        begin, end = self._at - 2 * SPREAD_S, self._at + _CLOCKS_S
+        """The last change of each of these nodes that has one within twice ``ROLLOUT_S``."""
+        begin, end = self._at - 2 * ROLLOUT_S, self._at + _CLOCKS_S
         found = []
         for node in nodes:
             _, changes, since = self._values[node]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.fabric.node_values import (
-    MODEL,
-    TEXT_MAX,
+    COMPARED_MAX,
+    NODE_MODEL,
     VALUE_NAMES,
     NodeValues,
     by_name,
@@ -21,13 +21,13 @@ from nodeagent.fabric.node_values import (
     summary,
 )
 from nodeagent.fabric.nodelinks import ComparedValues, ValueChange
-from nodeagent.fabric.odd_nodes import SPREAD_S, OddValue, odd_values
+from nodeagent.fabric.odd_nodes import ROLLOUT_S, OddValue, odd_values
 from nodeagent.fabric.reports import InternPool
 
 HOUR, DAY = 3600.0, 86_400.0
 START = 1_790_000_000.0
 USUAL = {
-    MODEL: "0d9f2c11",
+    NODE_MODEL: "0d9f2c11",
     "GPU driver": "580.95.05",
     "GPU VBIOS": "96.00.CF.00.01",
     "NIC firmware": "28.43.2026 (MT_0000000838)",
@@ -164,7 +164,7 @@ def test_without_a_majority_nobody_is_odd() -> None:
 def test_models_are_apart() -> None:
     hall = Hall(8)
     for number in range(3):
-        hall.report(f"cpu-{number}", {MODEL: "other", "MTU": "1500"}, START - 9 * DAY)
+        hall.report(f"cpu-{number}", {NODE_MODEL: "other", "MTU": "1500"}, START - 9 * DAY)
     assert hall.odd(START) == []
 
 
@@ -206,7 +206,7 @@ def test_a_lying_node_is_odd_itself_and_makes_no_other_one_so() -> None:
         stamps = ("2026-11-29T00:00:00Z", "9999-12-31T23:59:59Z", "no time", "1900-01-01T00:00:00Z")
         hall.reports["gpu-0000"] = ComparedValues(
             values=(
-                f"{MODEL}={USUAL[MODEL]}",
+                f"{NODE_MODEL}={USUAL[NODE_MODEL]}",
                 *(f"{name}={rng.choice(('x', '1500', '9000'))}" for name in names),
             ),
             changes=tuple(ValueChange(name=name, was="1", since=rng.choice(stamps)) for name in names),
@@ -283,7 +283,7 @@ def test_rollouts_and_repairs_of_500_halls_are_never_odd(block: int) -> None:
         at = START
         for number in range(rng.randint(2, 6)):
             if rng.random() < 0.5:
-                name = rng.choice([name for name in USUAL if name != MODEL])
+                name = rng.choice([name for name in USUAL if name != NODE_MODEL])
                 at = _roll_out(hall, rng, at, name, f"new-{number}")
             else:
                 at = _repair(hall, rng, at)
@@ -304,7 +304,7 @@ def test_any_values_make_one_short_line_that_equal_values_share(values: dict[str
     assert text == summary(dict(values))
     assert text.isascii()
     assert text.isprintable()
-    assert max(map(len, VALUE_NAMES)) + 1 + len(text) <= TEXT_MAX
+    assert max(map(len, VALUE_NAMES)) + 1 + len(text) <= COMPARED_MAX
 
 
 @given(st.dictionaries(st.sampled_from(DEVICES), st.sampled_from("abc"), min_size=4))
@@ -321,8 +321,8 @@ def test_what_a_stranger_writes_is_bounded(texts: list[str], changes: list[tuple
         changes=tuple(ValueChange(name=name, was="", since=since) for name, since in changes),
     )
     read = node_values(report, InternPool())
-    assert by_name(read.texts).keys() <= {MODEL, *VALUE_NAMES}
-    assert all(len(text) <= 4 * TEXT_MAX for text in read.texts)
+    assert by_name(read.texts).keys() <= {NODE_MODEL, *VALUE_NAMES}
+    assert all(len(text) <= 4 * COMPARED_MAX for text in read.texts)
     assert len(read.changes) <= 32
 
 
@@ -351,4 +351,4 @@ def test_an_equal_report_is_the_one_before_and_old_changes_leave_with_the_next_o
 
 
 def test_the_day_after_is_a_day() -> None:
-    assert SPREAD_S == DAY
+    assert ROLLOUT_S == DAY

@@ -33,6 +33,7 @@ def full_input() -> ControllerInput:
         feature_writes=[(("apply", "railpartners", "ok"), 8)],
         maintenance={("n", "nic0", "enp1", "0000:18:00.0"): 1.8e9, ("n", "", "", ""): 1.7e9},
         away={("n", "nodeagent-t1-leaf", "unreachable"): 1.7e9},
+        odd={"NIC firmware": 3},
     )
 
 

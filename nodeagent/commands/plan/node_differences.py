@@ -12,7 +12,7 @@ from nodeagent.commands.plan.preview import Preview, read_preview
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import columns, note, screen, wrapped
-from nodeagent.fabric.node_values import MODEL, VALUE_NAMES, NodeValues, by_name
+from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, NodeValues, by_name
 from nodeagent.fabric.odd_nodes import PEERS_MIN, UsualValue, usual_values
 from nodeagent.fabric.reports import shown
 
@@ -43,12 +43,12 @@ def show_differences(options: argparse.Namespace) -> int:
         usual = {name: UsualValue(value, 1, 1) for name, value in theirs.items()}
         against = nodes[1]
     else:
-        usual = usual_values(known, mine.get(MODEL, ""))
+        usual = usual_values(known, mine.get(NODE_MODEL, ""))
         against = "MOST OTHERS"
         if not usual:
             note(
-                f"fewer than {PEERS_MIN} nodes of the model {shown(mine.get(MODEL, 'unknown'))} report values, so none "
-                "is usual: name a second node"
+                f"fewer than {PEERS_MIN} nodes of the model {shown(mine.get(NODE_MODEL, 'unknown'))} report values, so "
+                "none is usual: name a second node"
             )
             return USAGE
     found = [*_differences(mine, usual, every=options.all, models=len(nodes) > 1)]
@@ -81,7 +81,7 @@ def _print_table(nodes: list[str], against: str, found: list[Difference], count:
 def _differences(
     mine: Mapping[str, str], usual: Mapping[str, UsualValue], *, every: bool, models: bool
 ) -> list[Difference]:
-    names = (MODEL, *VALUE_NAMES) if models else VALUE_NAMES
+    names = (NODE_MODEL, *VALUE_NAMES) if models else VALUE_NAMES
     found = []
     for name in names:
         here, other = mine.get(name), usual.get(name)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodeagent.fabric.node_values import MODEL, VALUE_NAMES, ValueName, plain_value, summary
+from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, ValueName, plain_value, summary
 from nodeagent.fabric.switch_keys import digest
 from nodeagent.facts.model import ETHERNET, Function, Gpu, Link, Snapshot
 from nodeagent.kinds.rail_numbers import nic_names
@@ -45,7 +45,7 @@ class HostValues(msgspec.Struct, frozen=True):
     agent_settings: str | None = None
 
 
-class Reading(NamedTuple):
+class NodeReading(NamedTuple):
     """One moment of a node. ``nics`` are the PFs with a rail, by name, and ``gpus`` those that answer."""
 
     snapshot: Snapshot
@@ -64,12 +64,12 @@ class Reading(NamedTuple):
         return None if sample is None else sample.texts.get(name)
 
 
-def reading_of(
+def node_reading(
     snapshot: Snapshot, samples: Iterable[Sample], rails: Mapping[str, int], host: HostValues
-) -> Reading:
+) -> NodeReading:
     functions = {one.pci_address: one for one in snapshot.functions if one.parent is None}
     names = sorted(nic_names(rails).items(), key=lambda entry: (rails[entry[0]], entry[1]))
-    return Reading(
+    return NodeReading(
         snapshot,
         host,
         {name: functions[address] for address, name in names if address in functions},
@@ -79,7 +79,7 @@ def reading_of(
     )
 
 
-def read_values(reading: Reading) -> Values:
+def read_values(reading: NodeReading) -> Values:
     """The values that are known now."""
     found: Values = {}
     for name, read in _OF_NODE.items():
@@ -93,7 +93,7 @@ def read_values(reading: Reading) -> Values:
     return {name: values for name, values in found.items() if values}
 
 
-def devices_of(reading: Reading) -> frozenset[str]:
+def devices_here(reading: NodeReading) -> frozenset[str]:
     """The devices of this node, those that do not answer now too."""
     lost = {f"gpu{gpu.index}" for gpu in reading.snapshot.gpus}
     return frozenset((_WHOLE, *reading.nics, *lost))
@@ -101,10 +101,10 @@ def devices_of(reading: Reading) -> frozenset[str]:
 
 def texts_of(values: Values, model: str) -> dict[str, str]:
     """The values as one text each, in the order of ``VALUE_NAMES``, behind the model."""
-    return {MODEL: model, **{name: summary(values[name]) for name in VALUE_NAMES if values.get(name)}}
+    return {NODE_MODEL: model, **{name: summary(values[name]) for name in VALUE_NAMES if values.get(name)}}
 
 
-def model_of(reading: Reading) -> str:
+def model_of(reading: NodeReading) -> str:
     """What decides with which nodes this one is compared: product, GPUs and NICs. A lost GPU or NIC counts."""
     gpus = Counter(gpu.name for gpu in reading.snapshot.gpus)
     nics = Counter(f"{nic.vendor}:{nic.device}" for nic in reading.nics.values())
@@ -116,7 +116,7 @@ def model_of(reading: Reading) -> str:
 # --- how each is read ---------------------------------------------------------------------------------------
 
 
-def _boot_parameters(reading: Reading) -> str | None:
+def _boot_parameters(reading: NodeReading) -> str | None:
     if reading.host.command_line is None:
         return None
     words = (word for word in reading.host.command_line.split())
@@ -131,62 +131,62 @@ def _switched(value: float | None) -> str | None:
     return None if value is None else "on" if value else "off"
 
 
-def _power_limit(reading: Reading, gpu: Gpu) -> str | None:
+def _power_limit(reading: NodeReading, gpu: Gpu) -> str | None:
     watts = reading.number(gpu.uuid, Source.GPU, "gpu_power_limit_watts")
     return None if watts is None else f"{watts:.0f} W"
 
 
-def _gpu_pcie(reading: Reading, gpu: Gpu) -> str | None:
+def _gpu_pcie(reading: NodeReading, gpu: Gpu) -> str | None:
     generation, width = (
         reading.number(gpu.uuid, Source.GPU, f"gpu_pcie_{name}") for name in ("generation_max", "width")
     )
     return None if generation is None or width is None else f"gen{generation:.0f} x{width:.0f}"
 
 
-def _nvlinks(reading: Reading, gpu: Gpu) -> str | None:
+def _nvlinks(reading: NodeReading, gpu: Gpu) -> str | None:
     sample = reading.samples.get((gpu.uuid, Source.GPU))
     count = sum(name.startswith("gpu_nvlink_up/") for name in sample.values) if sample is not None else 0
     return str(count) if count else None
 
 
-def _nic_pcie(reading: Reading, nic: Function) -> str | None:
+def _nic_pcie(reading: NodeReading, nic: Function) -> str | None:
     speed, width = (reading.number(nic.pci_address, Source.PCIE, name) for name in ("pcie_gts", "pcie_width"))
     return None if speed is None or width is None else f"{speed:g} GT/s x{width:.0f}"
 
 
-def _speed(reading: Reading, nic: Function) -> str | None:
+def _speed(reading: NodeReading, nic: Function) -> str | None:
     link = reading.links.get(nic.pci_address)
     return None if link is None or not link.carrier or not link.speed_mbps else f"{link.speed_mbps} Mbit/s"
 
 
-def _lanes(reading: Reading, nic: Function) -> str | None:
+def _lanes(reading: NodeReading, nic: Function) -> str | None:
     lanes = reading.number(nic.pci_address, Source.MODES, "lanes")
     return None if not lanes or _speed(reading, nic) is None else f"{lanes:.0f}"
 
 
-def _fec(reading: Reading, nic: Function) -> str | None:
+def _fec(reading: NodeReading, nic: Function) -> str | None:
     mode = reading.text(nic.pci_address, Source.FEC, "fec_mode")
     return None if _speed(reading, nic) is None else mode
 
 
-def _mtu(reading: Reading, nic: Function) -> str | None:
+def _mtu(reading: NodeReading, nic: Function) -> str | None:
     link = reading.links.get(nic.pci_address)
     return None if link is None or link.mtu is None else str(link.mtu)
 
 
-def _pfc(reading: Reading, nic: Function) -> str | None:
+def _pfc(reading: NodeReading, nic: Function) -> str | None:
     priorities = reading.host.pfc.get(nic.pci_address)
     return None if priorities is None else "".join(map(str, priorities)) or "none"
 
 
-_OF_NODE: dict[ValueName, Callable[[Reading], str | None]] = {
+_OF_NODE: dict[ValueName, Callable[[NodeReading], str | None]] = {
     "GPU driver": lambda now: now.snapshot.gpu_driver,
     "kernel": lambda now: now.host.kernel,
     "boot parameters": _boot_parameters,
     "agent": lambda now: now.host.agent,
     "agent settings": lambda now: now.host.agent_settings,
 }
-_OF_GPU: dict[ValueName, Callable[[Reading, Gpu], str | None]] = {
+_OF_GPU: dict[ValueName, Callable[[NodeReading, Gpu], str | None]] = {
     "GPU VBIOS": lambda now, gpu: now.text(gpu.uuid, Source.GPU, "gpu_vbios"),
     "GPU power limit": _power_limit,
     "GPU persistence": lambda now, gpu: _switched(now.number(gpu.uuid, Source.GPU, "gpu_persistence_mode")),
@@ -194,7 +194,7 @@ _OF_GPU: dict[ValueName, Callable[[Reading, Gpu], str | None]] = {
     "GPU PCIe": _gpu_pcie,
     "NVLinks": _nvlinks,
 }
-_OF_NIC: dict[ValueName, Callable[[Reading, Function], str | None]] = {
+_OF_NIC: dict[ValueName, Callable[[NodeReading, Function], str | None]] = {
     "NIC driver": lambda _, nic: nic.driver,
     "NIC firmware": lambda now, nic: now.text(nic.pci_address, Source.DRIVER, "firmware"),
     "NIC PCIe": _nic_pcie,

@@ -1,7 +1,7 @@
 """Read the compared values of this node and publish them for its report.
 
-* They are read ``FIRST_S`` after the kubelet has the devices, then every ``VALUES_READ_S``. What no fact has is read in
-  a thread of its own with a time limit.
+* They are read ``PEERS_FIRST_S`` after the kubelet has the devices, then every ``VALUES_READ_S``. What no fact has is
+  read in a thread of its own with a time limit.
 * A value that changed is read again after ``CONFIRM_S``, and counts if it is the same then. One that is not known now
   stays as it was: a link that is down has no speed, and that is a fault with a report of its own.
 """
@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.features.peer_values.compared_groups import (
     HostValues,
-    Reading,
+    NodeReading,
     Values,
-    devices_of,
+    devices_here,
     model_of,
+    node_reading,
     read_values,
-    reading_of,
     texts_of,
 )
 from nodeagent.features.seam import AgentCore
@@ -30,7 +30,7 @@ from nodeagent.host.sysfs import SysfsError, Tree
 
 log = logging.getLogger(__name__)
 
-FIRST_S, VALUES_READ_S, CONFIRM_S = 60.0, 600.0, 60.0
+PEERS_FIRST_S, VALUES_READ_S, CONFIRM_S = 60.0, 600.0, 60.0
 _READ_S = 10.0
 PEER_VALUES = "peers"
 
@@ -49,7 +49,7 @@ class ValueWatch:
     async def run(self, _node: str | None) -> None:
         """Publish until cancelled."""
         await self._core.settled.wait()
-        await asyncio.sleep(FIRST_S)
+        await asyncio.sleep(PEERS_FIRST_S)
         while True:
             await self.read()
             await asyncio.sleep(CONFIRM_S if self._other else VALUES_READ_S)
@@ -65,13 +65,13 @@ class ValueWatch:
         except (Unanswered, SysfsError) as error:
             log.debug("The values of the host are not read now. reason=%r", str(error))
             host = HostValues(agent=version, agent_settings=settings)
-        reading = reading_of(snapshot, core.samples(), rails, host)
+        reading = node_reading(snapshot, core.samples(), rails, host)
         if texts := self._settled(self._with_last(reading), model_of(reading)):
             core.inventory.publish(PEER_VALUES, compared=tuple(texts.items()))
 
-    def _with_last(self, reading: Reading) -> Values:
+    def _with_last(self, reading: NodeReading) -> Values:
         """The values now, and the last ones of what is not known now."""
-        here = devices_of(reading)
+        here = devices_here(reading)
         now = read_values(reading)
         for name in self._last.keys() | now.keys():
             values = {**self._last.get(name, {}), **now.get(name, {})}

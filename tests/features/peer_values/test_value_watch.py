@@ -10,17 +10,17 @@ from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import NodeReporter, body, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
-from nodeagent.fabric.node_values import MODEL, VALUE_NAMES, by_name, reported_values
+from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, by_name, reported_values
 from nodeagent.fabric.nodelinks import convert_nodelinks
 from nodeagent.facts.model import Function, Gpu, Link, Snapshot
 from nodeagent.features.peer_values import compared_groups, value_watch
 from nodeagent.features.peer_values.compare_task import start_compare
 from nodeagent.features.peer_values.compared_groups import (
     HostValues,
-    devices_of,
+    devices_here,
     model_of,
+    node_reading,
     read_values,
-    reading_of,
     texts_of,
 )
 from nodeagent.features.peer_values.peers_settings import PeersSettings
@@ -95,7 +95,7 @@ SNAPSHOT = Snapshot(
     gpu_driver="580.95.05",
 )
 READ = {
-    MODEL: "NVIDIA DGX H100, 8 x NVIDIA H100, 8 x 15b3:1021",
+    NODE_MODEL: "NVIDIA DGX H100, 8 x NVIDIA H100, 8 x 15b3:1021",
     "GPU driver": "580.95.05",
     "GPU VBIOS": "96.00.CF.00.01",
     "GPU power limit": "700 W",
@@ -122,19 +122,19 @@ READ = {
 
 
 def test_each_value_of_the_table_reads_from_a_whole_node() -> None:
-    reading = reading_of(SNAPSHOT, samples(), RAILS, HOST)
+    reading = node_reading(SNAPSHOT, samples(), RAILS, HOST)
     assert texts_of(read_values(reading), model_of(reading)) == READ
-    assert [*READ] == [MODEL, *VALUE_NAMES]
+    assert [*READ] == [NODE_MODEL, *VALUE_NAMES]
 
 
 def test_a_value_that_is_not_known_is_absent() -> None:
-    reading = reading_of(Snapshot(), (), {}, HostValues())
-    assert texts_of(read_values(reading), model_of(reading)) == {MODEL: "unknown product"}
+    reading = node_reading(Snapshot(), (), {}, HostValues())
+    assert texts_of(read_values(reading), model_of(reading)) == {NODE_MODEL: "unknown product"}
 
 
 def test_a_link_that_is_down_has_neither_speed_nor_lanes_nor_fec() -> None:
     down = (link(NICS[3], up=False), *(link(address) for address in NICS if address != NICS[3]))
-    found = read_values(reading_of(_with(links=down), samples(), RAILS, HOST))
+    found = read_values(node_reading(_with(links=down), samples(), RAILS, HOST))
     assert {len(found[name]) for name in ("link speed", "link lanes", "FEC")} == {7}
     assert len(found["MTU"]) == 8
 
@@ -144,15 +144,15 @@ def test_a_lost_gpu_and_a_missing_nic_belong_to_the_model() -> None:
         gpus=(gpu(0, lost=True), *SNAPSHOT.gpus[1:]),
         functions=(nic(NICS[0], missing=True), *SNAPSHOT.functions[1:]),
     )
-    reading = reading_of(lost, samples(), RAILS, HOST)
-    assert model_of(reading) == READ[MODEL]
-    assert {"gpu0", "nic0"} <= devices_of(reading)
+    reading = node_reading(lost, samples(), RAILS, HOST)
+    assert model_of(reading) == READ[NODE_MODEL]
+    assert {"gpu0", "nic0"} <= devices_here(reading)
     assert "gpu0" not in read_values(reading)["GPU VBIOS"]
 
 
 def test_a_long_model_keeps_its_beginning_and_differs_from_others() -> None:
     models = {
-        model_of(reading_of(_with(product=f"A server of a {'very ' * 20}long name {n}"), (), RAILS, HOST))
+        model_of(node_reading(_with(product=f"A server of a {'very ' * 20}long name {n}"), (), RAILS, HOST))
         for n in range(2)
     }
     assert len(models) == 2
@@ -256,7 +256,7 @@ def test_off_is_an_empty_part() -> None:
 
 async def test_an_agent_that_compares_has_the_values_in_its_report(server, kubeconfig, monkeypatch):
     shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0, gap_s=0.0)
-    monkeypatch.setattr(value_watch, "FIRST_S", 0.0)
+    monkeypatch.setattr(value_watch, "PEERS_FIRST_S", 0.0)
     async with node() as n:
         await n.kubelet.start()
         text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\npeers: {{compare: true}}\n"
@@ -265,7 +265,7 @@ async def test_an_agent_that_compares_has_the_values_in_its_report(server, kubec
         await server.until(lambda: "compared" in (server.find("nodelinks", "gpu-0", "nodeagent") or {}))
         compared = server.find("nodelinks", "gpu-0", "nodeagent")["compared"]
         values = by_name(compared["values"])
-        assert values[MODEL]
+        assert values[NODE_MODEL]
         assert values["MTU"]
         assert compared["since"]
         assert "changes" not in compared
