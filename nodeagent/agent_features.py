@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from nodeagent import __version__
 from nodeagent.agent_config import Config, by_volcano, config_digest
+from nodeagent.features.netdevs_in_pods import netdevs_task
 from nodeagent.features.nvsentinel import sentinel_task
 from nodeagent.features.peer_values import compare_task
 from nodeagent.features.rail_probing import probe_task
@@ -38,6 +39,7 @@ AGENT = (
         lambda core, now: probe_task.start_probes(core, now().rails),
         probe_task.PROBE_FAMILIES,
     ),
+    AgentRow("attach", lambda core, now: netdevs_task.start_netdevs(core, now().attach)),
     AgentRow("nvsentinel", lambda core, now: sentinel_task.start_sentinel(core, now().nv_sentinel)),
     AgentRow(
         "peers",

@@ -238,7 +238,7 @@ class LabelSettings(Settings, frozen=True, kw_only=True):
 
 
 class ExpectedValue(Settings, frozen=True, kw_only=True):
-    """What a value of every node should be, where agents compare values (`peers.compare`)."""
+    """A value that every node should have, where agents compare values (`peers.compare`)."""
 
     value: Annotated[ValueName, setting("The value, as `nodeagent trouble` names it: GPU driver.")]
     like: Annotated[

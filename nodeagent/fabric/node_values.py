@@ -147,7 +147,7 @@ def reported_values(values: Mapping[str, str], before: ComparedValues | None, no
 def node_values(
     compared: ComparedValues, pool: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
 ) -> NodeValues:
-    """What is compared of a report: of it only known names count, and each once. ``pool`` makes equal values one."""
+    """The compared values of a report: only known names count, and each once. ``pool`` makes equal values one."""
     known: dict[str, str] = {}
     for text in compared.values[:COMPARED_VALUES_MAX]:
         name, _, value = text[: COMPARED_MAX + 1].partition(_EQUAL)

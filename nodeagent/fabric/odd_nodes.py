@@ -73,8 +73,8 @@ def odd_values(
     planned: Callable[[str], bool] = lambda _node: False,
     expected: Mapping[str, str] | None = None,
 ) -> Iterator[OddValue]:
-    """What is odd at this Unix time. ``planned``: whether a node is under planned work. ``expected`` are patterns of
-    values (a glob) by name; ``*`` is any value, so it ends the comparison of this name."""
+    """The differences at this Unix time. ``planned``: whether a node is under planned work. ``expected`` are patterns
+    of values (a glob) by name; ``*`` is any value, so it ends the comparison of this name."""
     models: dict[str, dict[tuple[str, ...], list[str]]] = {}
     texts = {content: by_name(content) for content in {one.texts for one in values.values()}}
     for node, one in values.items():
@@ -113,7 +113,7 @@ class UsualValue(NamedTuple):
 
 
 def usual_values(values: Mapping[str, NodeValues], model: str) -> dict[str, UsualValue]:
-    """What more than half of the nodes of a model have, by name."""
+    """The values that more than half of the nodes of a model have, by name."""
     found: dict[str, Counter[str]] = {}
     for content, nodes in Counter(one.texts for one in values.values()).items():
         texts = by_name(content)

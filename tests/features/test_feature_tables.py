@@ -24,10 +24,10 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 OF_AGENT = {
-    "nvsentinel", "nvsentinel.sentinel_settings", "nvsentinel.sentinel_task", "peer_values",
-    "peer_values.compare_task", "peer_values.peers_settings", "rail_probing",
-    "rail_probing.probe_task", "rail_probing.rail_settings", "seam", "volcano_deviceshare",
-    "volcano_deviceshare.deviceshare_task",
+    "netdevs_in_pods", "netdevs_in_pods.netdevs_task", "nvsentinel", "nvsentinel.sentinel_settings",
+    "nvsentinel.sentinel_task", "peer_values", "peer_values.compare_task", "peer_values.peers_settings",
+    "rail_probing", "rail_probing.probe_task", "rail_probing.rail_settings", "seam",
+    "volcano_deviceshare", "volcano_deviceshare.deviceshare_task",
 }  # fmt: skip
 OF_CONTROLLER = {
     "cluster_jobs", "min_links_marks", "other_programs", "other_programs.keeping", "other_programs.kept_settings",

@@ -28,14 +28,14 @@ BOOT_PARAMETERS = (
     "pci", "pcie_aspm", "processor.max_cstate", "rcu_nocbs", "systemd.unified_cgroup_hierarchy",
     "transparent_hugepage", "tsc",
 )  # fmt: skip
-"""Those that matter for GPUs and NICs. Others, such as the root of the file system, differ by nature."""
+"""The parameters that matter for GPUs and NICs. Others, such as the root of the file system, differ by nature."""
 
 Values = dict[ValueName, dict[str, str]]
 """Each value by the name of its device."""
 
 
 class HostValues(msgspec.Struct, frozen=True):
-    """What no fact has. ``iommu`` and ``pfc`` are by PCI address; PFC is the list of its priorities."""
+    """Values of the host that no fact has. ``iommu`` and ``pfc`` are by PCI address; PFC is a list of priorities."""
 
     kernel: str | None = None
     command_line: str | None = None
@@ -105,7 +105,8 @@ def texts_of(values: Values, model: str) -> dict[str, str]:
 
 
 def model_of(reading: NodeReading) -> str:
-    """What decides with which nodes this one is compared: product, GPUs and NICs. A lost GPU or NIC counts."""
+    """The model of this node, which is compared with nodes of the same one: product, GPUs and NICs. A lost GPU or NIC
+    counts."""
     gpus = Counter(gpu.name for gpu in reading.snapshot.gpus)
     nics = Counter(f"{nic.vendor}:{nic.device}" for nic in reading.nics.values())
     parts = [f"{count} x {name}" for name, count in sorted(gpus.items()) + sorted(nics.items())]
