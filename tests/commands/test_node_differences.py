@@ -103,6 +103,7 @@ def test_diff_for_programs(tmp_path, capsys):
     options = hall(tmp_path, {3: ODD})
     _, out, _ = run(capsys, "diff", names(options)[3], "--json", *options)
     document = json.loads(out)
+    assert {"cluster", "time", "source"} <= document.keys()
     assert document["node"] == names(options)[3]
     assert {"value": "MTU", "here": "1500", "other": "9000", "nodes": 15, "peers": 16} in document["values"]
 
