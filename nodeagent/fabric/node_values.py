@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
@@ -144,9 +144,7 @@ def reported_values(values: Mapping[str, str], before: ComparedValues | None, no
     )
 
 
-def node_values(
-    compared: ComparedValues, pool: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
-) -> NodeValues:
+def node_values(compared: ComparedValues, pool: Callable[[Any], Any] = lambda value: value) -> NodeValues:
     """The compared values of a report: only known names count, and each once. ``pool`` makes equal values one."""
     known: dict[str, str] = {}
     for text in compared.values[:COMPARED_VALUES_MAX]:
@@ -154,9 +152,9 @@ def node_values(
         if value and len(text) <= COMPARED_MAX and (name == NODE_MODEL or name in VALUE_NAMES):
             known.setdefault(name, one_line(value, ascii_only=True))
     changes = tuple(
-        (change.name, change.was[:COMPARED_MAX], since)
+        (pool(change.name), pool(change.was[:COMPARED_MAX]), since)
         for change in compared.changes[:CHANGES_MAX]
         if change.name in VALUE_NAMES and (since := unix(change.since)) is not None
     )
-    texts = tuple(f"{name}{_EQUAL}{value}" for name, value in known.items())
+    texts = tuple(pool(f"{name}{_EQUAL}{value}") for name, value in known.items())
     return NodeValues(pool(texts), changes, unix(compared.since))
