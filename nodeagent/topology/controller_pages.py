@@ -20,9 +20,10 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.config.formats import host_port
 from nodeagent.fabric.away_nodes import away_series
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
+from nodeagent.fabric.gpu_troubles import gpu_series
 from nodeagent.fabric.hypernode import LEAF, tier_name
 from nodeagent.fabric.maintenance import ends
-from nodeagent.fabric.nodelinks import NodeLink, VfHolder
+from nodeagent.fabric.nodelinks import NodeLink, ReportedGpu, VfHolder
 from nodeagent.fabric.odd_nodes import odd_counts
 from nodeagent.fabric.troubles import odd_of
 from nodeagent.facts.remedies import runbook_links
@@ -76,6 +77,7 @@ class ReplicaWrites(msgspec.Struct, frozen=True):
 class _ReportedLinks(msgspec.Struct):
     links: tuple[NodeLink, ...] = ()
     holders: tuple[VfHolder, ...] = ()
+    gpus: tuple[ReportedGpu, ...] = ()
 
 
 _REPORT = NODELINKS.typed(_ReportedLinks)
@@ -178,9 +180,11 @@ class ControllerPages:
             return Page(404, b"the node has no report now\n")
         known = self._fabric.parts.planner.inputs.known_neighbors
         links = known.complete_links(name, listed.items[0].links)
+        listed_gpus = listed.items[0].gpus
         keys = {reason for link in links for reason in link.reasons}
+        keys.update(reason for gpu in listed_gpus for reason in gpu.reasons)
         links_of = runbook_links(self._settings.runbook, keys)
-        view = ViewReport(links, rule_words(keys), listed.items[0].holders, links_of)
+        view = ViewReport(links, rule_words(keys), listed.items[0].holders, listed_gpus, links_of)
         return Page(200, msgspec.json.encode(view), JSON_TYPE)
 
     async def _pods(self, parameters: Mapping[str, str]) -> Page:
@@ -216,7 +220,7 @@ class ControllerPages:
             feature_writes=chain.from_iterable(one.writes() for one in features),
             configuration_fault=self._fabric.error,
             maintenance=ends(parts.planner.inputs.maintenance.of_node, time.time()),
-            away=self._away(),
+            **self._start_times(),
             odd=self._odd(),
         )
         shown_features = [
@@ -226,10 +230,11 @@ class ControllerPages:
         ]
         return Page(200, *render_page(shown, negotiate(accept) != PLAIN_TYPE, shown_features))
 
-    def _away(self) -> dict[tuple[str, str, str], float]:
-        """Of the leader alone: only it has a plan, so the leaf groups of nodes."""
+    def _start_times(self) -> dict[str, Any]:
+        """Since when nodes are away and GPUs in trouble. Of the leader alone: only it has a plan, so the leaf groups of
+        nodes."""
         outcome, inputs = self._progress.outcome, self._fabric.parts.planner.inputs
-        if outcome is None or not inputs.away:
+        if outcome is None or not (inputs.away or inputs.gpu_faults.of_node):
             return {}
         groups = {
             node: one.name
@@ -237,9 +242,9 @@ class ControllerPages:
             if one.tier_name == tier_name(LEAF)
             for node in one.nodes
         }
-        return away_series(
-            {node: one for node, one in inputs.away.items() if inputs.is_of_fabric(node)}, groups
-        )
+        away = {node: one for node, one in inputs.away.items() if inputs.is_of_fabric(node)}
+        gpus = {node: those for node, those in inputs.gpu_faults.of_node.items() if node not in away}
+        return {"away": away_series(away, groups), "gpus": gpu_series(gpus, groups)}
 
     def _odd(self) -> dict[str, int]:
         """Of the leader alone: replicas that say the same would double each sum."""
