@@ -438,9 +438,17 @@ def _of_odd_nodes(plan: Plan, at: float) -> Iterator[FabricTrouble]:
             (),
             () if alone else tuple(odd.sentence for odd in same),
             (),
-            f"nodeagent diff {nodes[0]}{f' {peer}' if peer else ''}",
+            _remedy_of_odd(same, f"nodeagent diff {nodes[0]}{f' {peer}' if peer else ''}"),
             nodes=nodes,
         )
+
+
+def _remedy_of_odd(same: Sequence[OddValue], compare: str) -> str:
+    """Peers that all differ in one rail show nothing to each other."""
+    if all(odd.devices for odd in same):
+        names = ", ".join(odd.name for odd in same)
+        return f'make the rails equal, or enter {names} with like: "*" under `expectedValues`, if it is meant'
+    return compare
 
 
 def _more(nodes: int) -> FabricTrouble:

@@ -56,6 +56,17 @@ def test_trouble_of_one_value_is_one_line(tmp_path, capsys):
     assert "2 nodes of 16 have MTU 1500, the others 9000" in out
 
 
+def test_a_rail_that_differs_in_all_nodes_has_a_remedy_of_its_own(tmp_path, capsys):
+    values = ["model=DGX H100", "MTU=9000; nic3: 1500"]
+    options = hall(tmp_path, dict.fromkeys(range(16), values))
+    _, out, _ = run(capsys, "trouble", *options)
+    assert "nic3 of 16 nodes has MTU 1500, the others of the same node 9000" in out
+    assert 'do: make the rails equal, or enter MTU with like: "*" under `expectedValues`' in out
+    more = 'expectedValues: [{value: MTU, like: "*"}]\n'
+    code, out, _ = run(capsys, "trouble", *hall(tmp_path, dict.fromkeys(range(16), values), more))
+    assert code == 0
+
+
 def test_a_hall_of_equal_nodes_has_no_trouble(tmp_path, capsys):
     code, out, _ = run(capsys, "trouble", *hall(tmp_path, {}))
     assert (code, out) == (0, "No trouble in 16 nodes with 64 links.\n")
