@@ -47,7 +47,7 @@ class VfPool(DeviceKind, frozen=True):
 
     ``vf_indexes`` restricts them, ``None`` is all. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the module
     ``rdma_ucm``); a missing device node keeps a container from starting. ``vhost_net`` adds the device nodes of a
-    virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``. ``nccl_ib_hca``: see ``nodeagent.dra.nccl_devices``.
+    virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``. ``tell``: see ``nodeagent.dra.told_pairs``.
 
     Never offered: VFs of a PF that carries the host's default route, unless the PF is a port of a bond and
     ``over_bonds`` is set, VFs whose PF is gone, and VFs bound to a UIO driver (no IOMMU protects the node from them).
@@ -63,7 +63,7 @@ class VfPool(DeviceKind, frozen=True):
     rdma_cm: bool = True
     vhost_net: bool = False
     cdi: bool = False
-    nccl_ib_hca: bool = False
+    tell: tuple[str, ...] = ()
     over_bonds: bool = False
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
