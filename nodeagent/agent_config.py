@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from nodeagent.cluster.cluster_settings import ClusterSettings, cluster_conflicts
-from nodeagent.config.config_files import ConfigText
 from nodeagent.config.file_errors import ConfigError, Conflict, FileError, dotted
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
 from nodeagent.config.settings_file import Built, entries, read_settings, section
 from nodeagent.config.yaml_tree import YamlNode, locate

@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
-from nodeagent.config.config_files import ConfigText, folder_of
+from nodeagent.config.config_files import folder_of
 from nodeagent.config.file_errors import ConfigError, Conflict, FileError
 from nodeagent.config.followed_configuration import configuration_files, configuration_text
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.config.setting import setting
 from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect

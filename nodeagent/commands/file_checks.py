@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.config.bounded_yaml import load_document
-from nodeagent.config.config_files import FRAGMENT, ConfigText, fragment_folder, left_out
+from nodeagent.config.config_files import FRAGMENT, fragment_folder, left_out
 from nodeagent.config.file_errors import ConfigError, FileError, FileErrors, HaltError, most_similar, quote
 from nodeagent.config.followed_configuration import configuration_files, read_at_start
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.config.yaml_tree import locate, parse
 from nodeagent.controller_config import read_fabric
 from nodeagent.fabric.topology_file import Topology, load_topology

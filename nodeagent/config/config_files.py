@@ -15,9 +15,9 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from nodeagent.base.regular_file import read_regular
+from nodeagent.config.merged_tree import ConfigFile, ConfigText
 
 FRAGMENT = ".yaml"
 """How the name of a fragment ends."""
@@ -29,17 +29,6 @@ _DATA = "..data"
 """The kubelet's link to the folder with the present files (``pkg/volume/util/atomic_writer.go``)."""
 _TRIES = 2
 _LEFT_OUT_MAX = 10
-
-
-class ConfigFile(NamedTuple):
-    """A file of a configuration. ``name``: its path, for messages."""
-
-    name: str
-    text: str
-
-
-ConfigText = tuple[ConfigFile, ...]
-"""The files of one configuration, in the order in which they are merged."""
 
 
 def fragment_folder(path: Path) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import Generic, TypeVar
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.supervise import Fatal, either
-from nodeagent.config.config_files import ConfigText, read_config_files
+from nodeagent.config.config_files import read_config_files
 from nodeagent.config.file_errors import ConfigError, FileError
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def configuration_files(path: Path) -> ConfigText:
     try:
         return read_config_files(path)
     except OSError as error:
-        name = os.fsdecode(error.filename or path)
+        name = str(error.filename or path)
         raise ConfigError(name, [FileError("", None, None, f"cannot be read: {error.strerror}")]) from error
 
 

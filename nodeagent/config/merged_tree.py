@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from nodeagent.config.config_files import ConfigText
 from nodeagent.config.file_errors import FileErrors, Path, quote
 from nodeagent.config.yaml_tree import YAML_SIZE_MAX, YamlEntry, YamlNode, count_values, parse
+
+
+class ConfigFile(NamedTuple):
+    """A file of a configuration. ``name``: its path, for messages."""
+
+    name: str
+    text: str
+
+
+ConfigText = tuple[ConfigFile, ...]
+"""The files of one configuration, in the order in which they are merged."""
 
 _OF_ALL = ("apiVersion", "kind")
 """Keys that each file may have, with one value."""

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from nodeagent.config.config_files import ConfigText
 from nodeagent.config.file_errors import ConfigError, Conflict, FileErrors, HaltError, Path, dotted
-from nodeagent.config.merged_tree import parse_files
+from nodeagent.config.merged_tree import ConfigText, parse_files
 from nodeagent.config.setting import Settings
 from nodeagent.config.validate import INVALID, fit
 from nodeagent.config.yaml_tree import NODES_MAX, YamlNode, locate, parse

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
-    from nodeagent.config.config_files import ConfigText
+    from nodeagent.config.merged_tree import ConfigText
 
 GOOD, FAILED, USAGE = 0, 1, 2
 

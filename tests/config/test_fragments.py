@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.cli import main
 from nodeagent.config import config_files
-from nodeagent.config.config_files import ConfigFile, read_config_files, watched_folders
+from nodeagent.config.config_files import read_config_files, watched_folders
 from nodeagent.config.file_errors import ConfigError
 from nodeagent.config.followed_configuration import configuration_files
+from nodeagent.config.merged_tree import ConfigFile
 from nodeagent.controller_config import read_fabric
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"

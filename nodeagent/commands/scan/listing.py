@@ -23,8 +23,8 @@ from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
-from nodeagent.config.config_files import ConfigText
 from nodeagent.config.file_errors import ConfigError, FileError
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.console.agent_query import Fetch, ask_for, follow_agent, origin, wait_for
 from nodeagent.console.json_document import json_document
 from nodeagent.console.options import GOOD, USAGE
