@@ -23,7 +23,7 @@ FRAGMENT = ".yaml"
 """How the name of a fragment ends."""
 FRAGMENTS_MAX = 64
 """Files in one folder."""
-BYTES_MAX = 4 << 20
+CONFIG_BYTES_MAX = 4 << 20
 """Of all files of a configuration together: the characters that they may have, of up to four bytes each."""
 _DATA = "..data"
 """The kubelet's link to the folder with the present files (``pkg/volume/util/atomic_writer.go``)."""
@@ -106,14 +106,12 @@ def _read_fragments(place: Path, folder: Path, before: Sequence[ConfigFile]) -> 
 
 def _add(files: list[ConfigFile], place: Path, shown: Path) -> None:
     """Read a file, whose name in messages is ``shown``, within the bound of all files."""
-    left = BYTES_MAX - sum(len(file.text) for file in files)
+    left = CONFIG_BYTES_MAX - sum(len(file.text) for file in files)
     try:
         content = read_regular(place, max(left, 0))
     except OSError as error:
         if error.errno == errno.EFBIG:
-            why = (
-                f"the files of the configuration have more than {BYTES_MAX} bytes together; give smaller ones"
-            )
+            why = f"the files of the configuration have more than {CONFIG_BYTES_MAX} bytes together; give smaller ones"
             raise OSError(errno.EFBIG, why, str(shown)) from error
         error.filename = str(shown)
         raise

@@ -21,14 +21,14 @@ _COMPARED_MAX = 64  # longer words are not compared: difflib takes quadratic tim
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """Where a value stands. ``line`` and ``column`` count from 1. ``file`` is empty where one file is read alone."""
 
     line: int
     column: int
     file: str = ""
 
-    def seen_from(self, other: Place) -> str:
+    def seen_from(self, other: FilePlace) -> str:
         """The place in words, for a message at ``other``: with the file where it is another one."""
         return f"line {self.line}" if self.file == other.file else f"{self.file}:{self.line}"
 
@@ -95,7 +95,7 @@ class FileErrors:
 
     def __init__(self) -> None:
         self._errors: list[FileError] = []
-        self._known: set[tuple[Place, Path, str]] = set()
+        self._known: set[tuple[FilePlace, Path, str]] = set()
 
     def __iter__(self) -> Iterator[FileError]:
         return iter(self._errors)
@@ -103,7 +103,7 @@ class FileErrors:
     def __len__(self) -> int:
         return len(self._errors)
 
-    def add(self, path: Path, at: Place, message: str) -> None:
+    def add(self, path: Path, at: FilePlace, message: str) -> None:
         """Add the error of one setting. An error that an alias repeats is added once."""
         key = (at, path[-1:], message)
         if key in self._known:
@@ -113,7 +113,7 @@ class FileErrors:
             self.halt(at, f"more than {_ERRORS_MAX} errors; the rest is not listed")
         self._errors.append(FileError(dotted(path), at.line, at.column, message, at.file))
 
-    def halt(self, at: Place, message: str) -> NoReturn:
+    def halt(self, at: FilePlace, message: str) -> NoReturn:
         """Add the last error, one of the file as a whole. Raises ``HaltError``."""
         self._errors.append(FileError("", at.line, at.column, message, at.file))
         raise HaltError(message)

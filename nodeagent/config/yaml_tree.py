@@ -14,7 +14,7 @@ from typing import Any, overload
 import msgspec
 
 from nodeagent.config.bounded_yaml import LimitError, Limits, bounded_events
-from nodeagent.config.file_errors import FileErrors, Path, Place, quote
+from nodeagent.config.file_errors import FileErrors, FilePlace, Path, quote
 from nodeagent.config.libyaml import yaml
 
 YAML_SIZE_MAX = 1 << 20
@@ -37,13 +37,13 @@ class YamlNode(msgspec.Struct, frozen=True):
 
     value: str | tuple[YamlNode, ...] | dict[str, YamlEntry]
     quoted: bool
-    at: Place
+    at: FilePlace
 
 
 class YamlEntry(msgspec.Struct, frozen=True):
     """The value of a key, and where the key stands."""
 
-    at: Place
+    at: FilePlace
     node: YamlNode
 
 
@@ -89,7 +89,7 @@ def parse(
     limits = Limits(depth=DEPTH_MAX, size=size_max, values=values_max)
     if (bad := _UNPRINTABLE.search(text)) is not None:
         before = text[: bad.start()].split("\n")
-        place = Place(len(before), len(before[-1]) + 1, file)
+        place = FilePlace(len(before), len(before[-1]) + 1, file)
         errors.halt(place, f"not YAML: the character U+{ord(bad[0]):04X} is not allowed")
     try:
         return _Composer(bounded_events(text, limits), errors, file).document(when_empty)
@@ -116,7 +116,7 @@ def count_values(root: YamlNode) -> int:
     return count(root)
 
 
-def locate(root: YamlNode, path: Path) -> Place:
+def locate(root: YamlNode, path: Path) -> FilePlace:
     """The place of the value at a path, or of the nearest value above it in the file."""
     node = root
     at = root.at
@@ -146,7 +146,7 @@ class _Composer:
         if isinstance(event, yaml.StreamEndEvent):
             if when_empty is None:
                 return None
-            self._errors.halt(Place(1, 1, self._file), empty_file(when_empty))
+            self._errors.halt(FilePlace(1, 1, self._file), empty_file(when_empty))
         root = self._node(next(self._events), ())
         next(self._events)  # the end of the document
         event = next(self._events)
@@ -173,13 +173,13 @@ class _Composer:
             self._anchors[event.anchor] = node
         return node
 
-    def _sequence(self, path: Path, at: Place) -> YamlNode:
+    def _sequence(self, path: Path, at: FilePlace) -> YamlNode:
         items: list[YamlNode] = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             items.append(self._node(event, (*path, len(items))))
         return YamlNode(tuple(items), False, at)
 
-    def _mapping(self, path: Path, at: Place) -> YamlNode:
+    def _mapping(self, path: Path, at: FilePlace) -> YamlNode:
         entries: dict[str, YamlEntry] = {}
         merged: list[YamlNode] = []
         first_merge: int | None = None
@@ -219,18 +219,18 @@ class _Composer:
         message = f"the key occurs twice, in line {first} and in line {here.at.line}; keep one"
         self._errors.add(path, here.at, message)
 
-    def _place(self, event: Any) -> Place:
-        return Place(event.start_mark.line + 1, event.start_mark.column + 1, self._file)
+    def _place(self, event: Any) -> FilePlace:
+        return FilePlace(event.start_mark.line + 1, event.start_mark.column + 1, self._file)
 
 
-def _mark_place(error: yaml.MarkedYAMLError, file: str) -> Place:
+def _mark_place(error: yaml.MarkedYAMLError, file: str) -> FilePlace:
     mark = error.problem_mark or error.context_mark
-    return Place(mark.line + 1, mark.column + 1, file) if mark else Place(1, 1, file)
+    return FilePlace(mark.line + 1, mark.column + 1, file) if mark else FilePlace(1, 1, file)
 
 
-def _syntax_complaint(error: yaml.YAMLError, file: str) -> tuple[Place, str]:
+def _syntax_complaint(error: yaml.YAMLError, file: str) -> tuple[FilePlace, str]:
     if not isinstance(error, yaml.MarkedYAMLError):
-        return Place(1, 1, file), f"not YAML: {quote(str(error))}"
+        return FilePlace(1, 1, file), f"not YAML: {quote(str(error))}"
     message = f"not YAML: {error.problem or error.context}"
     if error.context and error.problem and error.context_mark:
         message += f" ({error.context} that begins in line {error.context_mark.line + 1})"

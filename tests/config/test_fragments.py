@@ -188,7 +188,7 @@ def test_the_number_and_the_size_of_fragments_are_bounded(tmp_path: Path) -> Non
     huge = folder(tmp_path / "huge", a=HEAD)
     for name in ("b", "c"):
         with (huge / f"{name}.yaml").open("w") as file:
-            file.truncate(config_files.BYTES_MAX - 1000)
+            file.truncate(config_files.CONFIG_BYTES_MAX - 1000)
     assert (
         "c.yaml: cannot be read: the files of the configuration have more than 4194304 bytes"
         in faults(huge)[0]
