@@ -552,7 +552,7 @@ AGENT: dict[str, Note] = {
     "attach_waiting_pods": Note(
         "`nodeagent doctor` names each pod and its reason.", origin="the files of `nodeagent attach`"),
     "attach_seconds": Note(
-        "Eight netdevs take a tenth of a second; more: a driver holds the kernel's lock.",
+        "Eight netdevs take some 20 ms of a processor; seconds: a driver holds the kernel's lock.",
         origin="the files of `nodeagent attach`; from its start on"),
     "attach_failures_total": Note(
         "plan: a VF has no address; holder: two pods hold one VF; name, move: a CNI plugin uses the name; "

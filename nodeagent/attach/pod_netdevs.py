@@ -82,11 +82,12 @@ def attach(
     step: AttachStep = "find"
     link = None
     try:
+        on_host, inside = devices_in(host, device_of), devices_in(pod, device_of)
         for link in links:
             step = "find"
-            there = _find(pod, link.device, device_of)
+            there = inside.get(link.device)
             if there is None:
-                here = _find(host, link.device, device_of)
+                here = on_host.get(link.device)
                 if here is None:
                     raise NetlinkError("its netdev is neither on the host nor in the pod")
                 moved.append(link.device)
@@ -110,7 +111,8 @@ def attach(
                 pod.netdevs.route_by_source(there.ifindex, link.address, link.table)
         return len(moved)
     except NetlinkError as error:
-        assert link is not None
+        if link is None:
+            raise AttachError(str(error), step) from error
         for device in reversed(moved):
             give_back(host, pod, device, names.get(device), device_of)
         taken = (
