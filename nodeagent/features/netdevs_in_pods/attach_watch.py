@@ -1,6 +1,6 @@
-"""What `nodeagent attach` tells the agent by its files: which pod has which VF under which name, times, failures.
+"""The news that `nodeagent attach` has for the agent in its files: pods with their netdevs, times, failures.
 
-The two share no socket: the agent reads the state file every ``WATCH_S``, and the lock says whether the other runs.
+The two share no socket: the agent reads the state file every five seconds, and the lock says whether the other runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nodeagent.measurements.sample import Sample, Source
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 5.0
+_LOOK_S = 5.0
 _READ_S = 5.0
 SOURCE = "attach"
 
@@ -37,7 +37,7 @@ class AttachWatch:
         """Follow the files until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
         """Read the files once. What cannot be read leaves the last facts, marked as old."""
