@@ -121,5 +121,5 @@ async def test_features_that_are_off_have_no_task_and_no_series() -> None:
         assert parts.keys() == {row.name for row in CONTROLLER}
         assert [name for name, part in parts.items() if part.lead or part.mirrors or part.stays] == []
         shown = {one.family.name for row in CONTROLLER for one in row.families}
-        assert len(shown) == 9
+        assert len(shown) == 10
         assert not shown & lines(controller)
