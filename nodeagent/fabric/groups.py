@@ -188,17 +188,17 @@ class SwitchGraph:
                 done.update(island)
                 continue
             mine, row = degree[leaf], self._common[leaf]
-            same = [leaf]
-            alone = True
+            same, shares = [leaf], False
             for other, both in row.items():
+                if other in static or other in left_out:
+                    continue
                 if both == mine == degree[other]:
-                    if other not in static and other not in left_out:
-                        same.append(other)
-                elif alone and other not in static and other not in left_out:
-                    alone = False
+                    same.append(other)
+                else:
+                    shares = True
             island = tuple(sorted(same))
             done.update(island)
-            (whole if alone else islands).append(island)
+            (islands if shares else whole).append(island)
         divided = self._divided(whole, islands)
         islands += (island for island in whole if island in divided)
         groups += (
@@ -499,12 +499,10 @@ class _Joins:
     def _neighbors(self) -> list[set[int]]:
         """The islands that share members with each one."""
         at = {leaf: i for i, island in enumerate(self._islands) for leaf in island}
-        found: list[set[int]] = []
-        for i, island in enumerate(self._islands):
-            near = set(map(at.get, self._graph.common(island[0])))
-            near -= {i, None}
-            found.append(near)
-        return found
+        return [
+            {at[leaf] for leaf in self._graph.common(island[0]) if leaf in at} - {i}
+            for i, island in enumerate(self._islands)
+        ]
 
     def _near_parts(self, parts: Sequence[list[int]]) -> list[set[int]]:
         """The parts that share members with each one."""
