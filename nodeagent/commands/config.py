@@ -107,7 +107,7 @@ def _config_from(options: argparse.Namespace) -> int:
 
     try:
         files = [
-            ("standard input", _standard_input()) if name == "-" else (name, config_text(Path(name)))
+            ("standard input", _standard_input()) if name == "-" else (name, _text_of_file(Path(name)))
             for name in options.files
         ]
         draft = converted_text(
@@ -174,6 +174,15 @@ def converted_text(
                 raise
         else:
             return draft
+
+
+def _text_of_file(path: Path) -> str:
+    """Raises ``ConfigError``."""
+    from functools import partial
+
+    from nodeagent.config.followed_configuration import configuration_text, read_at_start
+
+    return read_at_start(path, partial(configuration_text, path))
 
 
 def _standard_input() -> str:
