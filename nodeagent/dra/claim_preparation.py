@@ -19,6 +19,7 @@ from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.device_metadata import POD_CLAIM_NAME, ClaimName, metadata_files, metadata_mount
 from nodeagent.dra.device_taints import tolerates
 from nodeagent.dra.devices import (
+    GPU,
     DraDevice,
     GrantedShare,
     Occupied,
@@ -26,9 +27,9 @@ from nodeagent.dra.devices import (
     plugin_holders,
     pool_name,
 )
-from nodeagent.dra.nccl_devices import ib_hca
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
+from nodeagent.dra.told_pairs import told
 from nodeagent.facts.allocation import Allocation, DeviceInfo
 from nodeagent.facts.cdi import ContainerEdits
 from nodeagent.facts.model import HEALTHY, MigSlot, Snapshot
@@ -87,13 +88,13 @@ def prepare_claim(
     _choose_vfs(using, Shares(others), snapshot)
     uid = claim.metadata.uid
     granted = [_grant(group, snapshot) for group in _by_request(shares)]
-    nccl = _nccl(using, by_name.values(), snapshot)
+    variables = _told(using, by_name.values(), snapshot)
     edits: dict[str, ContainerEdits] = {}
     prepared: list[PreparedDevice] = []
     for group, allocation in zip(_by_request(shares), granted, strict=True):
         for share in group:
             name = f"{uid}-{len(prepared)}"
-            edits[name] = _edits(allocation, share, shares, nccl)
+            edits[name] = _edits(allocation, share, shares, variables)
             prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation, snapshot))
     record = PreparedClaim(
         uid,
@@ -150,7 +151,7 @@ def renewed(
         ),
     )
     granted = [_grant(group, facts) for group in _by_request(shares)]
-    nccl = _nccl([share for share in shares if not share.admin], by_name.values(), facts)
+    variables = _told([share for share in shares if not share.admin], by_name.values(), facts)
     edits = dict(record.edits)
     known = iter([it for it in record.devices if it.cdi_devices[0] not in withdrawn])
     edits |= _withdrawn(edits, tuple(withdrawn.values()))
@@ -158,7 +159,7 @@ def renewed(
         for share, it in zip(group, known, strict=False):
             name = it.cdi_devices[0].rpartition("=")[2]
             if it.mig is None:
-                new = _edits(allocation, share, shares, nccl)
+                new = _edits(allocation, share, shares, variables)
                 metadata = (
                     mount
                     for mount in edits[name].mounts
@@ -344,21 +345,24 @@ def _grant(group: Sequence[GrantedShare], snapshot: Snapshot) -> Allocation:
     return first.device.grant(group, snapshot)
 
 
-def _nccl(
-    shares: Iterable[GrantedShare], devices: Iterable[DraDevice], snapshot: Snapshot
+def _told(
+    shares: Sequence[GrantedShare], devices: Iterable[DraDevice], snapshot: Snapshot
 ) -> tuple[tuple[str, str], ...]:
-    """Return the variable for NCCL, the same for each VF of the claim: of equal names the last one counts, and NCCL
-    leaves out the VFs of other requests, which the container cannot open."""
-    vfs = {vf for share in shares if share.device.nccl_ib_hca for vf in share.vfs}
-    value = ib_hca(vfs, devices, snapshot.functions)
-    return () if value is None else (("NCCL_IB_HCA", value),)
+    """Return the variables for programs, the same for each VF of the claim: of equal names the last one counts, and
+    programs leave out the VFs of other requests, which the container cannot open."""
+    vfs: dict[str, set[str]] = {}
+    for share in shares:
+        for program in share.device.tell:
+            vfs.setdefault(program, set()).update(share.vfs)
+    gpus = {share.device.parent for share in shares if share.device.pool == GPU}
+    return told(vfs, gpus, devices, snapshot) if vfs else ()
 
 
 def _edits(
     allocation: Allocation,
     share: GrantedShare,
     shares: Iterable[GrantedShare],
-    nccl: tuple[tuple[str, str], ...],
+    variables: tuple[tuple[str, str], ...],
 ) -> ContainerEdits:
     """Return the edits of one share: the variables of its resource, and variables with the name of its request.
 
@@ -367,7 +371,7 @@ def _edits(
     """
     request = [it for it in shares if it.request == share.request]
     end = re.sub(r"[^A-Z0-9]", "_", share.request.upper())
-    env = share.device.variables(end, allocation, request, nccl)
+    env = share.device.variables(end, allocation, request, variables)
     return ContainerEdits((*allocation.env, *env), allocation.device_nodes, allocation.mounts)
 
 

@@ -133,9 +133,9 @@ class DraDevice(msgspec.Struct, frozen=True):
         return None
 
     @property
-    def nccl_ib_hca(self) -> bool:
-        """Whether containers with it get ``NCCL_IB_HCA``."""
-        return False
+    def tell(self) -> tuple[str, ...]:
+        """The programs that are told of it by variables of the container (``told_pairs``)."""
+        return ()
 
     @property
     def mps(self) -> MpsShares | None:
@@ -199,10 +199,10 @@ class DraDevice(msgspec.Struct, frozen=True):
         end: str,
         allocation: Allocation,
         request: Sequence[GrantedShare],
-        nccl: tuple[tuple[str, str], ...],
+        told: tuple[tuple[str, str], ...],
     ) -> Iterable[tuple[str, str]]:
         """Return the variables that have the name of the request at their ``end``. ``request`` are its shares, of all
-        kinds; ``nccl`` is added for a container that may use the VFs of the claim."""
+        kinds; ``told`` is added for a container that may use the VFs of the claim."""
         raise NotImplementedError
 
 

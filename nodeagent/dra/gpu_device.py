@@ -80,7 +80,7 @@ class GpuDevice(DraDevice, frozen=True):
         end: str,
         allocation: Allocation,
         request: Sequence[GrantedShare],  # noqa: ARG002
-        nccl: tuple[tuple[str, str], ...],  # noqa: ARG002
+        told: tuple[tuple[str, str], ...],  # noqa: ARG002
     ) -> Iterable[tuple[str, str]]:
         return [(f"{name}_{end}", value) for name, value in allocation.env if name.startswith("NODEAGENT_")]
 

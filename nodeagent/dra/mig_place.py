@@ -109,7 +109,7 @@ class MigPlace(DraDevice, frozen=True):
         end: str,  # noqa: ARG002
         allocation: Allocation,  # noqa: ARG002
         request: Sequence[GrantedShare],  # noqa: ARG002
-        nccl: tuple[tuple[str, str], ...],  # noqa: ARG002
+        told: tuple[tuple[str, str], ...],  # noqa: ARG002
     ) -> Iterable[tuple[str, str]]:
         return ()
 

@@ -77,8 +77,8 @@ class PfDevice(DraDevice, frozen=True):
         return self.rail is None, self.rail or 0, self.pf.pci_address, index, self.name
 
     @property
-    def nccl_ib_hca(self) -> bool:
-        return self.kind.nccl_ib_hca
+    def tell(self) -> tuple[str, ...]:
+        return self.kind.tell
 
     def attributes(self, link: Link | None, ends: LinkEnds, leaf_group: str | None) -> Attributes:
         pf, vf = self.pf, self.vf
@@ -132,13 +132,13 @@ class PfDevice(DraDevice, frozen=True):
         end: str,
         allocation: Allocation,  # noqa: ARG002
         request: Sequence[GrantedShare],
-        nccl: tuple[tuple[str, str], ...],
+        told: tuple[tuple[str, str], ...],
     ) -> Iterable[tuple[str, str]]:
         """Name the PFs of an administrator, or the VFs."""
         if any(share.admin for share in request):
             pfs = (share.device.parent for share in request if share.device.pool == self.pool)
             return [(f"NODEAGENT_PFS_{end}", ",".join(dict.fromkeys(pfs)))]
-        return [(f"NODEAGENT_VFS_{end}", ",".join(vf for share in request for vf in share.vfs)), *nccl]
+        return [(f"NODEAGENT_VFS_{end}", ",".join(vf for share in request for vf in share.vfs)), *told]
 
     def _why(self, free: Collection[str], snapshot: Snapshot) -> str:
         """Return the reason of the first free VF that is Unhealthy: the PF's own fault is usually its cause."""

@@ -33,6 +33,11 @@ Placed = tuple[Path, ResourceSettings]
 PlacedVfs = tuple[Path, VfsEntry]
 
 
+def gives_vfs_by_claims(resources: Sequence[Placed]) -> bool:
+    """Whether an entry of VFs has mode dra."""
+    return any(isinstance(entry, VfResource) and entry.mode == "dra" for _, entry in resources)
+
+
 def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) -> Iterator[Conflict]:
     """All conflicts between the entries that could be read."""
     yield from _same_name(resources)
@@ -227,12 +232,12 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
                 yield Conflict(
                     ((*path, "vfDevices"),), "needs mode: dra; a device plugin offers each VF anyway"
                 )
-            if isinstance(entry, VfResource) and entry.nccl_ib_hca:
+            if isinstance(entry, VfResource) and entry.told:
                 message = (
                     "needs mode: dra; the kubelet keeps one of the values that the device plugins of a container's "
                     "rails would give (docs/rails.md has a line for the pod's command)"
                 )
-                yield Conflict(((*path, "ncclIbHca"),), message)
+                yield Conflict(((*path, "tell" if entry.tell else "ncclIbHca"),), message)
         elif isinstance(entry, GpuMemResource | MigResource):
             if entry.device_list_strategy != "cdi":
                 message = "mode dra hands out GPUs by CDI alone; set it to cdi"

@@ -31,6 +31,7 @@ from nodeagent.kinds.enforcement import Enforcement
 Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
 _Strategy = Literal["cdi", "envvar"]
 Preferred = Literal["pack", "spread", "nic-affinity"]
+Program = Literal["vllm", "ucx", "nvshmem", "nccl"]
 Mode = Literal["devicePlugin", "dra"]
 NO_MODE = {"mode": "kinds gpu-mem, vf and mig have it; device plugins alone offer whole GPUs"}
 OTHER_GPUS = "let the two resources select different GPUs"
@@ -182,12 +183,17 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
             "(docs/dra.md)."
         ),
     ] = False
-    nccl_ib_hca: Annotated[
-        bool,
-        setting(
-            "With mode dra: give the containers of a claim the variable NCCL_IB_HCA, with the RDMA devices of its VFs, "
-            "their rails and planes (docs/rails.md). Leave the variable out of the image and the pod."
+    tell: Annotated[
+        tuple[Program, ...],
+        listed(
+            "With mode dra: the programs that learn from variables of the container which NICs it has. vllm: the NIC "
+            "of each GPU (VLLM_GPU_NIC_PCIE_MAPPING, VLLM_NIC_SELECTION_VARS); ucx: UCX_NET_DEVICES; nvshmem: "
+            "NVSHMEM_HCA_LIST; nccl: NCCL_IB_HCA, with rails and planes (docs/rails.md). Leave the variables out of "
+            "the image and the pod."
         ),
+    ] = ()
+    nccl_ib_hca: Annotated[
+        bool, setting("The former name of tell: [nccl]; true adds nccl to tell. Write tell in new files.")
     ] = False
     vf_driver: Annotated[
         Literal["any", "netdevice", "vfio-pci", "rdma"],
@@ -210,6 +216,11 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
             "cdi: from the container runtime, by a CDI spec of the agent."
         ),
     ] = "nodes"
+
+    @property
+    def told(self) -> tuple[Program, ...]:
+        """The programs that are told, also by the former name of one of them."""
+        return (*self.tell, "nccl") if self.nccl_ib_hca and "nccl" not in self.tell else self.tell
 
     @property
     def by_claim(self) -> bool:

@@ -323,8 +323,9 @@ class Offer:
                 preferred=entry.preferred,
                 rdma_cm=snapshot.paths.rdma_cm,
                 cdi=entry.device_list_strategy == "cdi",
-                nccl_ib_hca=entry.nccl_ib_hca,
+                tell=entry.told,
                 over_bonds=entry.select.default_route == "bond",
+                attach=self.config.attach.interface is not None,
             )
 
     def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:

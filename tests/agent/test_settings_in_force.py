@@ -104,6 +104,7 @@ LIVE: dict[str, tuple[Text, Any, Shown]] = {
     "resources[vf].name": (of("vf"), "rail{rail}", offered),
     "resources[vf].mode": (of("vf"), "dra", offered),
     "resources[vf].vfDevices": (of("vf", mode="dra"), True, offered),
+    "resources[vf].tell": (of("vf", mode="dra"), ["vllm"], offered),
     "resources[vf].ncclIbHca": (of("vf", mode="dra"), True, offered),
     "resources[vf].vfDriver": (of("vf"), "vfio-pci", offered),
     "resources[vf].preferred": (of("vf"), "pack", offered),
@@ -190,6 +191,7 @@ VFS: dict[str, Any] = {
 """Other values of the settings of the entry in ``STARTED``."""
 
 TOGETHER = {
+    "attach.addresses": ("attach.interface",),
     "web.keyFile": ("web.certificateFile",),
     "web.clientCaFile": ("web.certificateFile",),
     "web.tokenFile": ("web.certificateFile",),

@@ -1,5 +1,6 @@
 """The site: each page is in its navigation, and links lead to files of the repository. `make site` builds it."""
 
+import pytest
 import yaml
 
 from hack.site import build
@@ -40,3 +41,20 @@ def test_a_link_to_a_folder_leads_to_its_readme_and_one_to_nothing_is_text(tmp_p
     code = build.LINK.search("[code](../nodeagent/cli.py)")
     assert code is not None
     assert build._linked(page, code) == "code"
+
+
+def test_each_page_begins_with_its_title():
+    """A comment before it would make "Index" or "README" the title, and the name in the navigation."""
+    nav = yaml.safe_load((ROOT / "hack/site/mkdocs.yml").read_text())["nav"]
+    assert [page for page in pages(nav) if not (ROOT / page).read_text().startswith("# ")] == []
+
+
+def test_the_search_works_from_the_disk_and_asks_no_server_for_its_worker():
+    settings = yaml.safe_load((ROOT / "hack/site/mkdocs.yml").read_text())
+    assert settings["plugins"] == ["search", "offline"]
+    assert settings["extra"]["polyfills"] == ["iframe-worker.js"]
+
+
+def test_another_archive_of_the_worker_is_refused():
+    with pytest.raises(SystemExit, match="another content than WORKER_SHA512 in build"):
+        build.unpacked(b"")

@@ -107,6 +107,22 @@ def test_a_device_plugin_cannot_give_the_variable() -> None:
     text = CONFIG.replace(VF_ENTRY, "- {kind: vf, ncclIbHca: true}\n")
     with pytest.raises(ConfigError, match=r"ncclIbHca: needs mode: dra; .*docs/rails\.md"):
         load(text, name="test.yaml")
+    with pytest.raises(ConfigError, match=r"tell: needs mode: dra; .*docs/rails\.md"):
+        load(text.replace("ncclIbHca: true", "tell: [nccl]"), name="test.yaml")
+
+
+def test_the_former_name_of_the_setting_means_the_same() -> None:
+    facts = machine()
+    first, *rest = (
+        values(prepared(facts, text, *pfs(facts, text)))
+        for text in (
+            ONE_PLANE,
+            ONE_PLANE.replace("ncclIbHca: true", "tell: [nccl]"),
+            ONE_PLANE.replace("ncclIbHca: true", "ncclIbHca: true, tell: [nccl]"),
+        )
+    )
+    assert rest == [first, first]
+    assert None not in first
 
 
 @pytest.mark.parametrize(
