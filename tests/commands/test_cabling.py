@@ -240,7 +240,9 @@ def test_a_plan_finds_a_wrong_port_and_a_node_without_a_report(
 def plan_object(name: str, content: str, **more: str) -> str:
     """What `kubectl create configmap cabling-plan --from-file=FILE --dry-run=client` makes."""
     data = {name: content, **more}
-    return json.dumps({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "cabling-plan"}, "data": data})
+    return json.dumps(
+        {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "cabling-plan"}, "data": data}
+    )
 
 
 def test_the_plan_may_be_among_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

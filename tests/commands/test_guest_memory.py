@@ -50,5 +50,7 @@ def test_what_fits_is_answered(most: str, guest: str, code: int, tmp_path: Path)
 def test_what_does_not_fit_names_the_remedy(tmp_path: Path) -> None:
     done = plan(container(tmp_path, str(100 << 20), str(90 << 20)), 60_000, NODEAGENT_GUEST="1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("nodeagent: this container has no memory for so many objects: raise its limit")
+    assert done.stderr.startswith(
+        "nodeagent: this container has no memory for so many objects: raise its limit"
+    )
     assert "Traceback" not in done.stderr

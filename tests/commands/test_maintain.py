@@ -312,7 +312,8 @@ async def test_patches_for_objects_of_a_file_are_what_the_verb_would_write(
         assert said == capsys.readouterr().out.splitlines()
         assert {(kind, space, name) for _, kind, space, name, *_ in patches} == {
             ("nodes", "-", "cpu-1"),
-            *((kind, space, f"node-1{i}") for i in range(4) for kind, space in (("nodes", "-"), ("nodelinks", "nodeagent"))),
+            *(("nodes", "-", f"node-1{i}") for i in range(4)),
+            *(("nodelinks", "nodeagent", f"node-1{i}") for i in range(4)),
         }  # fmt: skip
         for _, kind, space, name, patch, before in patches:
             made = json.loads(patch)["metadata"]
@@ -320,9 +321,12 @@ async def test_patches_for_objects_of_a_file_are_what_the_verb_would_write(
             written = server.find(kind, name, None if space == "-" else space)
             assert written is not None
             now, stored = (
-                read_maintenance(one["annotations"][MAINTENANCE_LABEL])[0] for one in (made, written["metadata"])
+                read_maintenance(one["annotations"][MAINTENANCE_LABEL])[0]
+                for one in (made, written["metadata"])
             )
-            assert [(it.link, it.switch, it.until) for it in now] == [(it.link, it.switch, it.until) for it in stored]
+            assert [(it.link, it.switch, it.until) for it in now] == [
+                (it.link, it.switch, it.until) for it in stored
+            ]
             assert json.loads(before) == ""
         again = str(given(server, tmp_path / "again"))
         assert await asyncio.to_thread(main, ["maintain", "--json", "--from", again]) == 0

@@ -191,7 +191,9 @@ def test_a_watch_in_a_pipe_prints_one_moment_below_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "longest"), [("60", 60), ("", 200), ("wide", 200), ("100000", 200)], ids=["60", "none", "text", "huge"]
+    ("columns", "longest"),
+    [("60", 60), ("", 200), ("wide", 200), ("100000", 200)],
+    ids=["60", "none", "text", "huge"],
 )
 def test_a_terminal_elsewhere_has_the_width_that_its_caller_gives(columns: str, longest: int) -> None:
     """`kubectl nodeagent` passes the columns of its terminal: the verb writes into a pipe."""

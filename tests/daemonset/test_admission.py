@@ -526,7 +526,9 @@ WRONG_FOR_OPERATORS: dict[str, Callable[[dict[str, Any]], object]] = {
     ),
     "another's annotation beside it": lambda made: made["metadata"]["annotations"].update(WORK, note="2"),
     "its deletion": lambda made: made["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"),
-    "a label of the agent": lambda made: made["metadata"]["labels"].update({"nodeagent.io/link-degraded": "1"}),
+    "a label of the agent": lambda made: made["metadata"]["labels"].update(
+        {"nodeagent.io/link-degraded": "1"}
+    ),
 }
 OPERATE = ("create", "nodeagent.io", "maintenance")
 
@@ -543,9 +545,13 @@ def test_who_operates_begins_and_ends_planned_work(everything: list[Manifest]) -
     first = node(lambda made: made["metadata"].pop("annotations"))
     assert refusals(everything, replace(begun, old=first, object=node_with_work(first))) == []
     assert refusals(everything, replace(begun, old=node_with_work(first), object=first)) == []
-    of_report = replace(begun, resource="nodeagent.io:nodelinks", old=report(), object=report(annotations=WORK))
+    of_report = replace(
+        begun, resource="nodeagent.io:nodelinks", old=report(), object=report(annotations=WORK)
+    )
     assert refusals(everything, of_report) == []
-    versioned = report(annotations=WORK, resourceVersion="2", generation=2, managedFields=[{"manager": "kubectl"}])
+    versioned = report(
+        annotations=WORK, resourceVersion="2", generation=2, managedFields=[{"manager": "kubectl"}]
+    )
     assert refusals(everything, replace(of_report, object=versioned)) == []
 
 

@@ -102,7 +102,9 @@ async def cluster(folder: Path, *roles: str, **environment: str) -> AsyncIterato
         may = frozenset({("create", "nodeagent.io", "maintenance")} if "nodeagent-operate" in roles else ())
         meta = (new or old)["metadata"]
         operation = {"create": "CREATE", "update": "UPDATE", "delete": "DELETE"}[verb]
-        asked = Request(operation, f"{group}:{resource}", meta["name"], user, {}, new, old, meta.get("namespace", ""), may)
+        asked = Request(
+            operation, f"{group}:{resource}", meta["name"], user, {}, new, old, meta.get("namespace", ""), may
+        )
         return "; ".join(refusals(manifests, asked)) or None
 
     server.admit.append(admit)
@@ -155,9 +157,9 @@ async def test_a_person_who_may_read_and_exec_sees_the_fabric(tmp_path: Path) ->
         assert "node-01" in trouble.out
         explain = await plugin("-n", "nodeagent", "explain", "su1-leaf0", "--json")
         assert (explain.code, json.loads(explain.out)["source"]) == (0, "-"), explain
-        assert (await plugin("topology", "--format", "hostfile", "--nodes", "-", stdin=b"node-11 node-02\n")).out == (
-            "node-02\nnode-11\n"
-        )
+        assert (
+            await plugin("topology", "--format", "hostfile", "--nodes", "-", stdin=b"node-11 node-02\n")
+        ).out == ("node-02\nnode-11\n")
         plan = await plugin("plan")
         assert (plan.code, "node-10" in plan.out) == (0, True), plan
         cabling = await plugin("cabling", "--csv", "--all")
@@ -204,7 +206,9 @@ async def test_files_of_this_machine_reach_the_verb(tmp_path: Path) -> None:
 
 async def test_planned_work_is_written_by_the_person_within_the_policy(tmp_path: Path) -> None:
     async with cluster(tmp_path, "nodeagent-operate") as (server, plugin):
-        done = await plugin("maintain", "su1-leaf0", "node-01/nic1", "--until", "2h", "--reason", 'new "optics" \\')
+        done = await plugin(
+            "maintain", "su1-leaf0", "node-01/nic1", "--until", "2h", "--reason", 'new "optics" \\'
+        )
         assert done.code == 0, done
         assert "node-01/nic1 is under maintenance until" in done.out
         assert done.out.count("\n") == 5

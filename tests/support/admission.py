@@ -127,7 +127,9 @@ def _value(expression: str, scope: dict[str, Any]) -> Any:
 
 @functools.cache
 def _compiled(expression: str) -> Any:
-    return _environment().compile(_RIGHT.sub(r'("\g<verb>/\g<group>/\g<resource>" in authorizer)', expression))
+    return _environment().compile(
+        _RIGHT.sub(r'("\g<verb>/\g<group>/\g<resource>" in authorizer)', expression)
+    )
 
 
 @functools.cache
@@ -135,4 +137,6 @@ def _environment() -> Any:
     """Every variable has the type ``dyn``, as in an evaluation by the API server."""
     from cel_expr_python import cel
 
-    return cel.NewEnv(variables=dict.fromkeys(("object", "oldObject", "request", "variables", "authorizer"), cel.Type.DYN))
+    return cel.NewEnv(
+        variables=dict.fromkeys(("object", "oldObject", "request", "variables", "authorizer"), cel.Type.DYN)
+    )

@@ -33,7 +33,9 @@ class GivenObjects:
                 continue
             self._of_kind.setdefault(str(document.get("kind")), []).append(document)
 
-    async def list_each(self, resource: Resource[Any], take: Callable[[Any], None], forget: Callable[[], None]) -> None:
+    async def list_each(
+        self, resource: Resource[Any], take: Callable[[Any], None], _forget: Callable[[], None]
+    ) -> None:
         """Give each object of a kind to ``take``."""
         for document in self._of_kind.get(resource.kind, ()):
             take(msgspec.convert(document, resource.struct, strict=False))

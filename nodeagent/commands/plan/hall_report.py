@@ -362,7 +362,9 @@ def _given_plan(preview: Preview, source: str) -> tuple[str, str]:
     if len(files) != 1:
         fault = f"{len(files)} cabling plans for --plan -" if files else "no cabling plan for --plan -"
         expected = f"one ConfigMap {CABLING_PLAN} with one file: kubectl create configmap {CABLING_PLAN} "
-        raise UserFileError(source_name(source), fault, f"{expected}--from-file=FILE --dry-run=client -o yaml")
+        raise UserFileError(
+            source_name(source), fault, f"{expected}--from-file=FILE --dry-run=client -o yaml"
+        )
     return files[0]
 
 

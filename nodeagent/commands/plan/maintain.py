@@ -74,7 +74,11 @@ async def _run(options: argparse.Namespace, now: float, until: float) -> int:
     client: ApiClient | GivenObjects
     if options.source is None:
         access = cluster_access(options.kubeconfig, options.context)
-        client, server, here = ApiClient(access, manager="nodeagent-maintain"), access.server, node_name(options.root)
+        client, server, here = (
+            ApiClient(access, manager="nodeagent-maintain"),
+            access.server,
+            node_name(options.root),
+        )
     else:
         client, server, here = _given(options.source), None, ""
     choice = _Choice(frozenset(map(str.lower, options.target)), here)
