@@ -46,8 +46,8 @@ def attach_plan(
             continue
         link = links.get(pf)
         address, refusal = _address(addressing, vf, rails[pf], addresses.get(pf, ()))
-        vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal)
-    return AttachPlan(settings.interface or "", vfs)
+        vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
+    return AttachPlan(settings.interface or "", vfs, probe=settings.probe)
 
 
 def _address(
