@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.plan_file import PLAN_FILE, read_attach_plan, switch_off
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.attach.vf_plan import attach_plan
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Link, Snapshot
-from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter, attach_plan
+from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter
 
 PF, VF = "0000:18:00.0", "0000:18:00.2"
 SETTINGS = AttachSettings(interface="rail{rail}", addresses="10.{100+rail}.0.0/16")
