@@ -75,6 +75,13 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
             restart=True,
         ),
     ] = MapSettings()
+    watch_agents: Annotated[
+        bool,
+        setting(
+            "Show a node that has a report and no running agent for five minutes as away. It needs the right to list "
+            "and watch pods in its own namespace, which the base has."
+        ),
+    ] = True
     jobs: Annotated[
         bool,
         setting(

@@ -23,7 +23,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from typing import NamedTuple, TypeVar
 
 from nodeagent.base.plain_text import few
-from nodeagent.fabric.away_nodes import UNREACHABLE, Away, AwayNode
+from nodeagent.fabric.away_nodes import NO_AGENT, UNREACHABLE, Away, AwayNode
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.gpu_troubles import GpuFault
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
@@ -66,6 +66,7 @@ _TREE_ALONE = frozenset(
     )
 )
 """These make a wrong tree, and no packet takes another way."""
+_AGENTS = "kubectl get pods -A -o wide -l app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
 _OWN_NAME = "give each switch a name of its own"
 _REMEDIES = {
     AnomalyKind.MISCABLED: "move the cable as the message says",
@@ -254,10 +255,11 @@ def _bursts(faults: Iterable[T], within_s: float, since: Callable[[T], float]) -
 def _of_away_nodes(plan: Plan, held: HeldOn) -> Iterator[FabricTrouble]:
     """A trouble for each node that is away, or for several of one leaf group that went at once."""
     away = plan.away
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, bool], list[str]] = {}
     for node in sorted(away, key=lambda node: (away[node].since or 0.0, node)):
-        groups.setdefault(plan.nodes.place.get(node, ""), []).append(node)
-    for group, nodes in groups.items():
+        key = plan.nodes.place.get(node, ""), away[node].why == NO_AGENT
+        groups.setdefault(key, []).append(node)
+    for (group, _), nodes in groups.items():
         for same in _bursts(nodes, AWAY_TOGETHER_S, lambda node: away[node].since or 0.0):
             if group and len(same) >= TOGETHER_MIN:
                 yield _away_at_once(away, group, same, held)
@@ -274,6 +276,8 @@ def _away(plan: Plan, node: str, away: AwayNode, held: HeldOn) -> FabricTrouble:
         remedy = (
             f"check its power, its console (BMC) and its management network: kubectl describe node {node}"
         )
+    elif away.why == NO_AGENT:
+        remedy = f"{_AGENTS} --field-selector spec.nodeName={node}; is the node to have one?"
     else:
         remedy = f"read what its kubelet says: kubectl describe node {node}"
     pods = tuple(sorted(held(node)))
@@ -284,15 +288,18 @@ def _away(plan: Plan, node: str, away: AwayNode, held: HeldOn) -> FabricTrouble:
 
 def _away_at_once(away: Away, group: str, nodes: Sequence[str], held: HeldOn) -> FabricTrouble:
     first = away[nodes[0]]
+    what, remedy = "nodes went away", "check what they share: the power of the rack, its management switch"
+    if first.why == NO_AGENT:
+        what, remedy = "agents went away", f"look at the DaemonSet and its pods: {_AGENTS}"
     return FabricTrouble(
-        f"{len(nodes)} nodes went away at once",
+        f"{len(nodes)} {what} at once",
         group,
         first.since,
         (),
         tuple(sorted({away[node].why for node in nodes})),
         (hostlist(sorted(nodes)), first.detail, "their links are as last reported"),
         tuple(sorted({pod for node in nodes for pod in held(node)})),
-        "check what they share: the power of the rack, its management switch",
+        remedy,
         nodes=tuple(sorted(nodes)),
     )
 
