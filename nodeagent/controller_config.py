@@ -124,6 +124,13 @@ def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
     for i, entry in enumerate(config.fabrics):
         if entry == FabricSelect(fabric=entry.fabric):
             yield Conflict((("fabrics", i),), 'matches every link; if this is meant, write nodes: ["*"]')
+    first: dict[str, int] = {}
+    for i, expected in enumerate(config.expected_values):
+        if (before := first.setdefault(expected.value, i)) != i:
+            yield Conflict(
+                (("expectedValues", i), ("expectedValues", before)),
+                f"the value {expected.value} has two patterns; write one entry for it",
+            )
     for key, on in (
         ("overlapCondition", config.overlap_condition),
         ("troubleAnnotation", config.trouble_annotation),
