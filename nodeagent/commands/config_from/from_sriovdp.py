@@ -26,7 +26,7 @@ from nodeagent.commands.config_from.vf_selection import (
     PfSelection,
     Selector,
     are_apart,
-    merged,
+    joined_selection,
     select_vfs,
 )
 from nodeagent.config.file_errors import quote
@@ -174,7 +174,7 @@ def _add(draft: Draft, place: str, fields: Fields, names: set[str], machine: Mac
             draft.note(f"{where}.{key}", text)
         selections.append(selection)
         vhost = vhost or wants_vhost
-    joined = merged(selections)
+    joined = joined_selection(selections)
     if joined is None:
         draft.lose(
             places[1],

@@ -104,7 +104,7 @@ def select_vfs(selector: Selector, machine: MachineVfs = NO_MACHINE) -> PfSelect
     return made
 
 
-def merged(selections: Sequence[PfSelection]) -> PfSelection | None:
+def joined_selection(selections: Sequence[PfSelection]) -> PfSelection | None:
     """Return one selection of what any of them selects, or ``None`` where one entry cannot say that."""
     first = selections[0]
     result = PfSelection()
