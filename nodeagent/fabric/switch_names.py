@@ -7,6 +7,8 @@
   port under two IDs, are two switches. Where the reports leave it open, the recorded answer stands.
 * An ID for each port identifies no switch where the name is a factory default or belongs to several switches. There
   the management address does. Without one, the links are ambiguous: they count for no group.
+* One node cannot undo an ID for each port: without its report the IDs of all others have one port each. Nor does an ID
+  join switches if each of its names comes from one node, and others have these names with other IDs.
 * A known chassis ID under a new name is a renamed switch: it keeps its recorded key. When the old name has moved to
   another chassis, the names count again.
 * A chassis ID that several names have at once is a factory default, and identifies no switch. Two names are too few
