@@ -223,7 +223,8 @@ class SwitchNames:
         ports differ and all of them have a common address. Left out are announcements of which this is not known. One
         node whose report contradicts what all others say decides about its own announcements alone.
         """
-        odd = self._odd_one(announcements, one_switch=False)
+        addressed = any(announcement.addresses for announcement in announcements)
+        odd = self._odd_one(announcements, one_switch=False) if addressed else ""
         own = {announcement for announcement in announcements if odd and self._is_only_of(announcement, odd)}
         keys = self._keys_of_ids([each for each in announcements if each not in own], odd)
         keys.update((announcement, self._known_key(announcement)) for announcement in own)
