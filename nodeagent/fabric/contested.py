@@ -175,7 +175,8 @@ class _Evidence:
         of_another = {name for name, count in claims.items() if self._nodes_of_another(chassis, name) > count}
         if not owner and len(claims.keys() - of_another) == 1:
             (owner,) = claims.keys() - of_another
-        if not owner and of_another == claims.keys():
+        one_report = len(set().union(*(self.claims[chassis, name] for name in claims))) == 1
+        if not owner and of_another == claims.keys() and one_report:
             for name in claims:  # one report with the names of several others for a chassis ID that is none's
                 others = (named for named in self.of_name[name] if named[0] != chassis)
                 most = max(others, key=lambda named: (len(self.nodes.get(named, ())), named))
@@ -190,9 +191,9 @@ class _Evidence:
                 yield (chassis, name), (self.slots[chassis, owner], told)
 
     def _nodes_of_another(self, chassis: str, name: str) -> int:
-        """The most nodes that report another chassis ID with this name."""
+        """How many nodes report other chassis IDs with this name."""
         others = (self.nodes.get(named, ()) for named in self.of_name[name] if named[0] != chassis)
-        return max(map(len, others), default=0)
+        return len(set[str]().union(*others))
 
     def _is_default(self, chassis: str, names: Collection[str]) -> bool:
         return len(names) > 2 or overlap([self.ports.get((chassis, name), set()) for name in names])

@@ -7,6 +7,8 @@
   port under two IDs, are two switches. Where the reports leave it open, the recorded answer stands.
 * An ID for each port identifies no switch where the name is a factory default or belongs to several switches. There
   the management address does. Without one, the links are ambiguous: they count for no group.
+* One node cannot undo an ID for each port: without its report the IDs of all others have one port each. Nor does an ID
+  join switches if each of its names comes from one node, and others have these names with other IDs.
 * A known chassis ID under a new name is a renamed switch: it keeps its recorded key. When the old name has moved to
   another chassis, the names count again.
 * A chassis ID that several names have at once is a factory default, and identifies no switch. Two names are too few
@@ -16,7 +18,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from nodeagent.fabric.groups import CablingPattern
@@ -120,6 +124,10 @@ class SwitchNames:
                 if (chassis := announcement.chassis) in self._shared_chassis:
                     users.setdefault(chassis, {}).setdefault(name, []).append(announcement)
         for chassis, by_name in sorted(users.items()):
+            if self._has_names_of_others(chassis, by_name):
+                self._default_chassis.add(chassis)
+                self.record.pop(chassis, None)
+                continue
             known = chassis in self.record or len({self._aliases.get(name, name) for name in by_name}) == 1
             found = [self._ports(same) for same in by_name.values()]
             ports = [fresh if known else fresh | stale for fresh, stale in found]
@@ -134,6 +142,20 @@ class SwitchNames:
                     f"{len(names)} switches ({some}) announce one chassis ID, {shown(chassis.partition('=')[2])}, and "
                     "are identified by their names: it is a factory default; give every switch its own",
                 )
+
+    def _has_names_of_others(
+        self, chassis: str, by_name: Mapping[str, Collection[SwitchAnnouncement]]
+    ) -> bool:
+        """One node alone reports each name of an ID, and others have these names with other IDs: it joins nothing."""
+        for name, announcements in by_name.items():
+            node, *others = {
+                *chain.from_iterable(p.nodes for one in announcements for p in self._patterns[one])
+            }
+            if others or all(
+                each.chassis == chassis or self._is_only_of(each, node) for each in self._by_name[name]
+            ):
+                return False
+        return True
 
     def _name(self, announcement: SwitchAnnouncement) -> str:
         """The short name, or ``=`` and the chassis ID where the name is none or a factory default."""
@@ -198,33 +220,53 @@ class SwitchNames:
         """The keys of announcements that their name does not identify: by chassis ID, or by management address.
 
         A chassis ID with several ports is that of a switch. Several IDs with one port each are one switch if these
-        ports differ and all of them have a common address. Left out are announcements of which this is not known.
+        ports differ and all of them have a common address. Left out are announcements of which this is not known. One
+        node whose report contradicts what all others say decides about its own announcements alone.
         """
+        addressed = any(announcement.addresses for announcement in announcements)
+        odd = self._odd_one(announcements, one_switch=False) if addressed else ""
+        own = {announcement for announcement in announcements if odd and self._is_only_of(announcement, odd)}
+        keys = self._keys_of_ids([each for each in announcements if each not in own], odd)
+        keys.update((announcement, self._known_key(announcement)) for announcement in own)
+        return keys
+
+    def _keys_of_ids(
+        self, announcements: Collection[SwitchAnnouncement], odd: str
+    ) -> dict[SwitchAnnouncement, str]:
+        """The same without the ports that one node reports."""
         ports = {announcement.chassis: set[str]() for announcement in announcements}
         nodes: set[str] = set()
         for announcement in announcements:
-            fresh, stale = self._ports(announcements=(announcement,))
+            fresh, stale = self._ports((announcement,), odd)
             ports[announcement.chassis] |= fresh | stale
             for pattern in self._patterns[announcement]:
                 nodes.update(pattern.nodes)
-        if any(len(own) > 1 or is_guid(chassis) for chassis, own in ports.items()):
+        if any(len(several) > 1 or is_guid(chassis) for chassis, several in ports.items()):
             return {announcement: chassis_key(announcement.chassis) for announcement in announcements}
         if len(ports) < 2 or len(nodes) < 2:
             return {announcement: self._known_key(announcement) for announcement in announcements}
         keys: dict[SwitchAnnouncement, str] = {}
-        for same in join_by_address(announcements):
+        for address, told in by_common_address(announcements).items():
+            same, differ = told, not overlap([ports[chassis] for chassis in {each.chassis for each in told}])
+            if address and not differ and (odd := self._odd_one(told, one_switch=True)):
+                own = {announcement for announcement in told if self._is_only_of(announcement, odd)}
+                keys.update((announcement, self._known_key(announcement)) for announcement in own)
+                same, differ = [each for each in told if each not in own], True
             chassis = {announcement.chassis for announcement in same}
-            has_address = bool(same[0].addresses)
-            differ = not overlap([ports[chassis_id] for chassis_id in chassis])
-            if len(chassis) == 1 and has_address:
+            if len(chassis) == 1 and address:
                 keys.update((announcement, self._known_key(announcement)) for announcement in same)
-            elif has_address and differ:
-                address = min(set.intersection(*(set(announcement.addresses) for announcement in same)))
+            elif address and differ:
                 keys.update((announcement, address_key(address)) for announcement in same)
             elif len(set[str]().union(*(ports[chassis_id] for chassis_id in chassis))) == 1:
                 # One port name under several IDs: each of them is another switch.
                 keys.update((announcement, chassis_key(announcement.chassis)) for announcement in same)
         return keys
+
+    def _is_recorded_apart(self, announcement: SwitchAnnouncement) -> bool:
+        """Its name did not identify the switch before."""
+        key = chassis_key(announcement.chassis)
+        recorded = self.record.get(announcement.chassis) == key or key in self._published
+        return recorded or bool(self._known_address(announcement))
 
     def _known_address(self, announcement: SwitchAnnouncement) -> str:
         """The key by which the switch was identified by its management address before, or an empty text."""
@@ -295,7 +337,7 @@ class SwitchNames:
         for whole in sorted(by_full):
             yield whole, tuple(by_full[whole])
 
-    def _is_one_switch(self, name: str, announcements: Iterable[SwitchAnnouncement]) -> bool:
+    def _is_one_switch(self, name: str, announcements: Collection[SwitchAnnouncement]) -> bool:
         """One switch has this name. Adds the anomalies of the name."""
         by_chassis: dict[str, list[SwitchAnnouncement]] = {}
         for announcement in announcements:
@@ -310,12 +352,7 @@ class SwitchNames:
                 current[chassis] = fresh
             ports[chassis] = fresh | stale
         several = [chassis for chassis in ports if len(ports[chassis]) > 1]
-        recorded_apart = any(
-            self.record.get(chassis) == chassis_key(chassis)
-            or chassis_key(chassis) in self._published
-            or any(map(self._known_address, same))
-            for chassis, same in by_chassis.items()
-        )
+        recorded_apart = any(map(self._is_recorded_apart, announcements))
         two = sum(chassis in current for chassis in several) > 1 or overlap(current.values())
         # An InfiniBand switch has one GUID, never one for each port.
         two = two or sum(map(is_guid, current)) > 1
@@ -327,7 +364,13 @@ class SwitchNames:
             ]
             two = all(addresses) and not set.intersection(*addresses)
         if two or recorded_apart:
-            return False
+            odd = self._odd_one(announcements, one_switch=True)
+            return bool(odd) and not any(
+                map(
+                    self._is_recorded_apart,
+                    (each for each in announcements if not self._is_only_of(each, odd)),
+                )
+            )
         gone = sorted(chassis for chassis in several if chassis not in current)
         if gone and current:
             self._report(
@@ -341,18 +384,73 @@ class SwitchNames:
     def _report(self, kind: AnomalyKind, name: str, message: str) -> None:
         self.anomalies.append(Anomaly(kind, "", "", name, message))
 
-    def _ports(self, announcements: Iterable[SwitchAnnouncement]) -> tuple[set[str], set[str]]:
-        """The ports with a current neighbor, and those with a stale one."""
+    def _ports(
+        self, announcements: Iterable[SwitchAnnouncement], without: str = ""
+    ) -> tuple[set[str], set[str]]:
+        """The ports with a current neighbor, and those with a stale one; not those that one node reports."""
         fresh: set[str] = set()
         stale: set[str] = set()
         for announcement in announcements:
             for pattern in self._patterns[announcement]:
                 for i, slot in enumerate(pattern.shape):
                     if slot.neighbor == announcement:
-                        for report in pattern.nodes.values():
-                            port = report.ports[i] or announcement.chassis
-                            (stale if i in report.stale else fresh).add(port)
+                        for node, report in pattern.nodes.items():
+                            if node != without:
+                                port = report.ports[i] or announcement.chassis
+                                (stale if i in report.stale else fresh).add(port)
         return fresh, stale
+
+    def _odd_one(self, announcements: Iterable[SwitchAnnouncement], *, one_switch: bool) -> str:
+        """The node without whose report these chassis IDs have one port each, as with an ID for each port; of
+        ``one_switch``, no two have the same.
+
+        Empty, if there is none, or if fewer than three IDs, or two nodes, are left. A switch with one ID has several
+        ports for two nodes already.
+        """
+        by_chassis: dict[str, list[SwitchAnnouncement]] = {}
+        for announcement in announcements:
+            by_chassis.setdefault(announcement.chassis, []).append(announcement)
+        suspects: set[str] | None = None
+        ids_of_port: dict[str, dict[str, set[str]]] = {}
+        for chassis, same in by_chassis.items():
+            if is_guid(chassis):
+                return ""
+            ports = self._nodes_of_ports(same)
+            if len(ports) > 1:
+                suspects = _who_alone_tells(ports, suspects)
+                if not suspects:
+                    return ""
+            for port, nodes in ports.items() if one_switch else ():
+                ids_of_port.setdefault(port, {})[chassis] = nodes
+        for ids in ids_of_port.values():
+            if len(ids) > 1:
+                suspects = _who_alone_tells(ids, suspects)
+        for node in sorted(suspects or ()):
+            left = [
+                same for same in by_chassis.values() if not all(self._is_only_of(one, node) for one in same)
+            ]
+            patterns = chain.from_iterable(self._patterns[one] for one in chain.from_iterable(left))
+            if (
+                len(left) > 2
+                and len({*chain.from_iterable(pattern.nodes for pattern in patterns)} - {node}) > 1
+            ):
+                return node
+        return ""
+
+    def _nodes_of_ports(self, announcements: Iterable[SwitchAnnouncement]) -> dict[str, set[str]]:
+        """The nodes that report each port, expired or not."""
+        found: dict[str, set[str]] = {}
+        for announcement in announcements:
+            for pattern in self._patterns[announcement]:
+                for i, slot in enumerate(pattern.shape):
+                    if slot.neighbor == announcement:
+                        for node, report in pattern.nodes.items():
+                            found.setdefault(report.ports[i] or announcement.chassis, set()).add(node)
+        return found
+
+    def _is_only_of(self, announcement: SwitchAnnouncement, node: str) -> bool:
+        """No other node reports it."""
+        return all(pattern.nodes.keys() == {node} for pattern in self._patterns[announcement])
 
     def _key(self, switch: list[NamedSwitch]) -> str:
         names = {part.name for part in switch}
@@ -398,20 +496,24 @@ def overlap(sets: Collection[set[str]]) -> bool:
     return sum(map(len, sets)) > len(set[str]().union(*sets))
 
 
-def join_by_address(announcements: Iterable[SwitchAnnouncement]) -> list[list[SwitchAnnouncement]]:
-    """Announcements with a common management address together; those without an address are one list."""
-    by_address: dict[str, list[SwitchAnnouncement]] = {}
+def _who_alone_tells(told: Mapping[str, set[str]], suspects: set[str] | None) -> set[str]:
+    """The nodes without whose report there are not several of these; of the suspects, if there are any yet."""
+    alone = Counter(chain.from_iterable(nodes for nodes in told.values() if len(nodes) == 1))
+    found = {node for node, count in alone.items() if len(told) - count < 2}
+    return found if suspects is None else found & suspects
+
+
+def by_common_address(
+    announcements: Collection[SwitchAnnouncement],
+) -> dict[str, list[SwitchAnnouncement]]:
+    """Announcements by that one of their management addresses that most of them have; those without one at an empty
+    text. One with the addresses of two switches joins them not."""
+    count = Counter(chain.from_iterable({*announcement.addresses} for announcement in announcements))
+    found: dict[str, list[SwitchAnnouncement]] = {}
     for announcement in announcements:
-        same = [announcement]
-        for address in announcement.addresses or ("",):
-            known = by_address.get(address)
-            if known is not None and known is not same:
-                known += same
-                for member in same:
-                    by_address.update(dict.fromkeys(member.addresses or ("",), known))
-                same = known
-            by_address[address] = same
-    return list({id(same): same for same in by_address.values()}.values())
+        address = min(announcement.addresses, key=lambda one: (-count[one], one), default="")
+        found.setdefault(address, []).append(announcement)
+    return found
 
 
 def join_by_chassis(named: list[NamedSwitch], except_for: Container[str] = ()) -> Iterator[list[NamedSwitch]]:

@@ -19,10 +19,11 @@ from nodeagent.fabric import IMMEDIATE, FabricRules, Planner, PlanOutcome, compu
 from nodeagent.fabric.fabric_settings import TierSettings
 from nodeagent.fabric.hypernode import HyperNode
 from nodeagent.fabric.known_neighbors import KnownNeighbors
-from nodeagent.fabric.nodelinks import Contender, NodeLink, NodeLinks, ReportedDomain
+from nodeagent.fabric.nodelinks import Contender, NodeLink, NodeLinks, ReportedDomain, ReportedId
 from nodeagent.fabric.topology_file import Topology
 from tests.support.examples import examples
 from tests.support.fabrics import partition
+from tests.support.halls import Hall
 from tests.support.random_halls import Cabling, Links, draw_cabling, draw_lie, report, reports, switches
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
@@ -456,3 +457,54 @@ def test_one_report_of_any_domains_changes_no_nvlink_domain_of_three_nodes(
     before, after = compute(honest, rules=rules), compute([*honest, lie], rules=rules)
     for tier in (1, 2):
         assert not changes(nodes_below(before, tier), nodes_below(after, tier), node)
+
+
+@st.composite
+def lies_about_ports(draw: st.DrawFn) -> tuple[Hall, list[NodeLinks], NodeLinks]:
+    """A hall whose switches have a chassis ID for each port, with names of their own or a factory default name; and a
+    report that mixes IDs, ports, names and addresses of its switches with new ones."""
+    units, rails, generic = draw(st.integers(2, 3)), draw(st.sampled_from((1, 2, 4))), draw(st.booleans())
+    leaf = [[f"su{unit}-leaf{rail}" for rail in range(rails)] for unit in range(units)]
+    hall = Hall(leaf, draw(st.integers(3, 6)), chassis_per_port=True)
+    hall.names = dict.fromkeys(chain.from_iterable(leaf), "switch") if generic else {}
+    told = hall.reports()
+    known = [link.neighbor for one in told for link in one.links if link.neighbor is not None]
+    links: list[NodeLink] = []
+    for i in range(draw(st.integers(1, 6))):
+        one, other = draw(st.sampled_from(known)), draw(st.sampled_from(known))
+        new_id = ReportedId(subtype="mac", value=f"02:ff:ff:ff:ff:0{draw(st.integers(0, 2))}")
+        new_port = ReportedId(subtype="ifname", value=f"Eth1/{draw(st.integers(90, 93))}")
+        both = (*one.management_addresses, *other.management_addresses)
+        neighbor = structs.replace(
+            one,
+            chassis_id=draw(st.sampled_from((one.chassis_id, new_id))),
+            port_id=draw(st.sampled_from((one.port_id, new_port, other.port_id))),
+            system_name=draw(st.sampled_from((one.system_name, one.system_name, other.system_name, None))),
+            management_addresses=draw(st.sampled_from((one.management_addresses, (), ("10.9.9.9",), both))),
+        )
+        links.append(
+            NodeLink(
+                name=f"nic{i}",
+                rail=draw(st.integers(0, 4)),
+                fabric="compute",
+                speed_mbps=400_000,
+                state="healthy",
+                neighbor=neighbor,
+            )
+        )
+    return hall, told, structs.replace(report("liar", ()), links=tuple(links))
+
+
+@settings(max_examples=examples(200))
+@given(lie=lies_about_ports())
+def test_one_report_of_any_ids_divides_no_switch_with_an_id_for_each_port(
+    lie: tuple[Hall, list[NodeLinks], NodeLinks],
+) -> None:
+    hall, told, claim = lie
+    before = compute(told, rules=NOW)
+    assert partition(before) == hall.units()
+    for published in ((), before.hypernodes):
+        after = compute([*told, claim], published=published, rules=NOW)
+        assert not changes(hall.units(), partition(after), "liar")
+        again = compute([*told, claim], published=after.hypernodes, rules=NOW)
+        assert not changes(hall.units(), partition(again), "liar")
