@@ -54,6 +54,7 @@ from nodeagent.health.state_file import StateFile
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.rail_numbers import nic_names
+from nodeagent.kinds.tell_script import SCRIPT_NAME
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet import counted_devices
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -203,7 +204,11 @@ class Agent:
     def _make_offer(self) -> None:
         tree, options = self._tree, self._options
         cdi_folder = tree.path(self._config.cdi.directory)
-        files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
+        files = OfferFiles(
+            DeviceInfoFiles(tree.path(DEVICE_INFO)),
+            CdiSpecFiles(cdi_folder),
+            self.stored.folder / SCRIPT_NAME,
+        )
         stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
             options.device_plugins,

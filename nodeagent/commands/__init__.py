@@ -48,6 +48,7 @@ VERBS: dict[str, str] = {
     "cordon": "cordon.add_cordon",
     "uncordon": "cordon.add_uncordon",
     "claim": "claim.add",
+    "tell": "tell.add",
     "rails": "rails.add",
     "scan": "scan.add",
     "config": "config.add",
@@ -66,7 +67,18 @@ parser, and the functions with the modules."""
 
 VERB_GROUPS = {
     "on call": ("trouble", "health", "gpus", "history", "job", "doctor"),
-    "operate": ("plan", "explain", "topology", "cabling", "maintain", "cordon", "uncordon", "claim", "rails"),
+    "operate": (
+        "plan",
+        "explain",
+        "topology",
+        "cabling",
+        "maintain",
+        "cordon",
+        "uncordon",
+        "claim",
+        "tell",
+        "rails",
+    ),
     "install": ("scan", "config", "vfs"),
 }
 """The verbs by who needs them, in the help; the others follow."""

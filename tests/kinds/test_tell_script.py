@@ -60,7 +60,9 @@ def environment(snapshot: Snapshot, *vfs: Function, planes: bool = False) -> dic
     return env
 
 
-def run(root: Path, env: dict[str, str], *programs: str, shell: tuple[str, ...] = SHELLS[0]) -> dict[str, str]:
+def run(
+    root: Path, env: dict[str, str], *programs: str, shell: tuple[str, ...] = SHELLS[0]
+) -> dict[str, str]:
     """The variables that a shell has after the script, without those that it had."""
     file = root / "tell.sh"
     file.write_text(script(programs or PROGRAMS))
@@ -73,7 +75,9 @@ def run(root: Path, env: dict[str, str], *programs: str, shell: tuple[str, ...] 
     )
     assert ran.stderr == ""
     after = dict(line.split("=", 1) for line in ran.stdout.splitlines() if "=" in line)
-    return {name: value for name, value in after.items() if name.startswith(("VLLM", "UCX", "NVSHMEM", "NCCL"))}
+    return {
+        name: value for name, value in after.items() if name.startswith(("VLLM", "UCX", "NVSHMEM", "NCCL"))
+    }
 
 
 def of_claim(snapshot: Snapshot, vfs: Iterable[Function], gpus: Iterable[Gpu] = ()) -> dict[str, str]:
@@ -87,7 +91,9 @@ def without_rails(found: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda it: it[0])
-def test_a_container_with_all_rails_learns_the_pair_of_each_gpu(tmp_path: Path, shell: tuple[str, ...]) -> None:
+def test_a_container_with_all_rails_learns_the_pair_of_each_gpu(
+    tmp_path: Path, shell: tuple[str, ...]
+) -> None:
     facts = dgx()
     node(facts, tmp_path, here=facts.gpus)
     vfs = [it for it in facts.functions if it.vf_index == 2]
@@ -178,7 +184,12 @@ def machines(draw: st.DrawFn) -> tuple[Snapshot, list[Function], list[Gpu] | Non
     place = st.tuples(st.integers(0, 2), st.integers(0, 1), st.sampled_from((None, 0, 1)))
 
     def path(root: int, leg: int, address: str) -> tuple[str, ...]:
-        return (f"pci0000:{root:02x}", f"0000:{root:02x}:{leg:02x}.0", f"0000:{root + 1:02x}:{leg:02x}.0", address)
+        return (
+            f"pci0000:{root:02x}",
+            f"0000:{root:02x}:{leg:02x}.0",
+            f"0000:{root + 1:02x}:{leg:02x}.0",
+            address,
+        )
 
     gpus, functions = [], []
     for index, (root, leg, numa) in enumerate(draw(st.lists(place, min_size=1, max_size=4))):
