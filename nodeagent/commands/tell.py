@@ -13,9 +13,9 @@ def add(add: Add) -> None:
         "tell",
         _tell,
         "print the script that tells vLLM, UCX, NVSHMEM and NCCL the NIC of each GPU",
-        "For containers that get their NICs by name from device plugins. With `tell` in the configuration they have the\n"
-        "script as /var/run/nodeagent.io/tell.sh; for others put what is printed into the image or a ConfigMap. The\n"
-        "container's command reads it, or asks for it:\n\n"
+        "For containers that get their NICs by name from device plugins. With `tell` in the configuration they\n"
+        "have the script as /var/run/nodeagent.io/tell.sh; for others put what is printed into the image or a\n"
+        "ConfigMap. The container's command reads it, or asks for it:\n\n"
         "  . /var/run/nodeagent.io/tell.sh\n"
         '  eval "$(nodeagent tell vllm nvshmem)"\n\n'
         "The script needs a POSIX shell and awk. Containers with claims have the variables without it (docs/rails.md).",

@@ -30,7 +30,7 @@ def script(programs: Iterable[str]) -> str:
     return _SCRIPT.replace("@PROGRAMS@", " ".join(name for name in PROGRAMS if name in named))
 
 
-_SCRIPT = r"""# Written by nodeagent. A shell that reads this file with . has the variables by which programs find the NIC of
+_SCRIPT = r"""# Written by nodeagent. A shell that reads this file has the variables by which programs find the NIC of
 # each GPU: . /var/run/nodeagent.io/tell.sh
 eval "$(
   root=${NODEAGENT_TELL_ROOT-}
@@ -143,7 +143,8 @@ eval "$(
       for (i = 1; i <= gpus; i++) mapping = mapping (i > 1 ? "," : "") gpu[i] "=" pair[gpu[i]]
       if (asked("vllm") && gpus) {
         print "export VLLM_GPU_NIC_PCIE_MAPPING='\''" mapping "'\''"
-        print "export VLLM_NIC_SELECTION_VARS='\''UCX_NET_DEVICES:1" (asked("nvshmem") ? ",NVSHMEM_HCA_LIST:1" : "") "'\''"
+        more = asked("nvshmem") ? ",NVSHMEM_HCA_LIST:1" : ""
+        print "export VLLM_NIC_SELECTION_VARS='\''UCX_NET_DEVICES:1" more "'\''"
       } else {
         if (asked("ucx")) print "export UCX_NET_DEVICES='\''" list "'\''"
         if (asked("nvshmem")) print "export NVSHMEM_HCA_LIST='\''" list "'\''"

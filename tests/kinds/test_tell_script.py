@@ -22,8 +22,8 @@ SHELLS = (("dash",), ("bash", "--posix", "-eu"))
 
 
 def node(snapshot: Snapshot, root: Path, *, here: Iterable[Gpu] | None = None) -> None:
-    """Lay out ``/sys`` as containers see it. ``here``: GPUs whose device nodes the container has; ``None``: the driver's
-    folder of ``/proc`` is not there."""
+    """Lay out ``/sys`` as containers see it. ``here``: GPUs whose device nodes the container has; ``None``: the folder
+    of the driver in ``/proc`` is not there."""
     devices = root / "sys/bus/pci/devices"
     devices.mkdir(parents=True)
     places = [(it.pci_address, it.pci_path, it.numa_node, "0x030200", "0x10de") for it in snapshot.gpus]

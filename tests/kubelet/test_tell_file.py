@@ -1,4 +1,4 @@
-"""Containers of device plugins mount the script that tells their pairs: it is on the disk before a device is offered."""
+"""Containers of device plugins mount the script of their pairs: it is on the disk before a device is offered."""
 
 from __future__ import annotations
 
