@@ -193,8 +193,9 @@ def of_podcliqueset(
         "app.kubernetes.io/component": "pcs-podclique", "app.kubernetes.io/name": clique,
         f"{key}/podclique": clique, f"{key}/podcliqueset-replica-index": str(replica),
         f"{key}/podgang": f"{name}-{replica}", f"{key}/podclique-pod-index": str(index),
-        **({f"{key}/podcliquescalinggroup": scaled, f"{key}/podcliquescalinggroup-replica-index": "0"} if group else {}),
     }  # fmt: skip
+    if group:
+        labels |= {f"{key}/podcliquescalinggroup": scaled, f"{key}/podcliquescalinggroup-replica-index": "0"}
     return pod(f"{clique}-x{index}k2p", ("grove.io/v1alpha1", "PodClique", clique), labels, **place)
 
 
