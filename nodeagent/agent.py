@@ -34,6 +34,7 @@ import msgspec
 
 from nodeagent import __version__, agent_features, discovery
 from nodeagent.agent_config import Config, load
+from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
@@ -207,7 +208,8 @@ class Agent:
         files = OfferFiles(
             DeviceInfoFiles(tree.path(DEVICE_INFO)),
             CdiSpecFiles(cdi_folder),
-            self.stored.folder / SCRIPT_NAME,
+            AttachStamps(self.stored.folder),
+            tell_script=self.stored.folder / SCRIPT_NAME,
         )
         stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
@@ -274,7 +276,15 @@ class Agent:
 
     def _features(self) -> dict[str, AgentPart]:
         take = self.health.take_samples
-        core = AgentCore(self.inventory, self.offering, self.deliveries, take, self._tree, self.settled)
+        core = AgentCore(
+            self.inventory,
+            self.offering,
+            self.deliveries,
+            take,
+            self._tree,
+            self.settled,
+            self.stored.folder,
+        )
         return {row.name: row.start(core, lambda: self._config) for row in agent_features.AGENT}
 
     def _configuration_file(self) -> FollowedConfiguration[Config] | None:

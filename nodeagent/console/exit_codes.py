@@ -49,7 +49,7 @@ EXIT_CODES = {
         ("claim", "tell", "completion", "config defaults", "config schema", "decode", "man"), SHOWS
     ),
     **dict.fromkeys(("maintain", "cordon", "uncordon", "remembered", "vfs apply", "capture"), WRITES),
-    **dict.fromkeys(("run", "controller", "mps", "demo"), RUNS),
+    **dict.fromkeys(("run", "controller", "mps", "attach", "demo"), RUNS),
 }
 """By the words of the verb."""
 WIDTH = 78

@@ -23,6 +23,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.base.file_writing import replace_changed_file
 from nodeagent.facts.allocation import Allocation, DeviceInfo
@@ -68,8 +69,15 @@ class OfferFiles:
     """
 
     def __init__(
-        self, device_info: DeviceInfoFiles, cdi_specs: CdiSpecFiles, tell_script: Path | None = None
+        self,
+        device_info: DeviceInfoFiles,
+        cdi_specs: CdiSpecFiles,
+        stamps: AttachStamps | None = None,
+        tell_script: Path | None = None,
     ) -> None:
+        """``stamps`` are for VFs that `nodeagent attach` moves into pods, ``tell_script`` is the place of the script of
+        ``kinds.tell_script``."""
+        self._stamps = stamps
         self.device_info = device_info
         self.cdi_specs = cdi_specs
         self.failed = asyncio.Event()
@@ -131,12 +139,18 @@ class OfferFiles:
 
     # --- an allocation --------------------------------------------------------------------------------
 
+    def stamped(self, allocation: Allocation) -> Allocation:
+        """The allocation as it is written and answered."""
+        return allocation if self._stamps is None else self._stamps.stamped(allocation)
+
     def due(self, allocation: Allocation) -> bool:
         return bool(allocation.device_info or needed_by(allocation))
 
     def write(self, allocation: Allocation) -> None:
         """Write the files. Blocks; raises ``OSError`` with the name of the file that cannot be written."""
         self.device_info.write(allocation.device_info)
+        if self._stamps is not None:
+            self._stamps.write(allocation)
         if needed := needed_by(allocation):
             failures = self.cdi_specs.flush()
             for name in sorted(needed & failures.keys()):

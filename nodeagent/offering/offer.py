@@ -332,6 +332,7 @@ class Offer:
                 tell=entry.told,
                 tell_script=_tell_script(self.config) if entry.told and not entry.by_claim else None,
                 over_bonds=entry.select.default_route == "bond",
+                attach=self.config.attach.interface is not None,
             )
 
     def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:

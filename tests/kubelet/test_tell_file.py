@@ -27,7 +27,9 @@ def kinds(*entries: str) -> tuple[DeviceKind, ...]:
 
 def files(folder: Path) -> OfferFiles:
     return OfferFiles(
-        DeviceInfoFiles(folder / "devinfo"), CdiSpecFiles(folder / "cdi"), folder / "state/tell.sh"
+        DeviceInfoFiles(folder / "devinfo"),
+        CdiSpecFiles(folder / "cdi"),
+        tell_script=folder / "state/tell.sh",
     )
 
 
