@@ -411,8 +411,25 @@ def test_the_document_has_the_envelope_of_trouble(tmp_path: Path, capsys: pytest
     assert found["pods"][0] == {
         "name": "llama-node-0-0-abcde",
         "node": "su0-n00",
+        "role": "node",
         "links": ["rail0", "rail1", "rail2", "rail3"],
     }
+
+
+@pytest.mark.parametrize("with_vfs", [True, False])
+def test_a_deployment_shares_leaf_groups_only_with_vfs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, with_vfs: bool
+) -> None:
+    reports, pods = scene()
+    web = job_pods.of_deployment("web", node="su0-n03")["metadata"]["name"]
+    reports = [
+        held(report, [("ml", web)] if with_vfs else []) if report.node_name == "su0-n03" else report
+        for report in reports
+    ]
+    assert main(["job", "JobSet/llama", "--json", "--from", file(reports, pods, tmp_path)]) == 0
+    sharers = json.loads(capsys.readouterr().out)["job"]["sharers"]
+    assert ("Deployment ml/web" in sharers) is with_vfs
+    assert "MPIJob ml/bert" in sharers
 
 
 async def test_the_pods_of_a_cluster_are_read_with_the_rights_of_the_user(
@@ -455,5 +472,5 @@ def test_watching_goes_on_when_the_job_has_ended(
     assert main(["job", "llama", "--watch", "5", "--from", source]) == 130
     printed = capsys.readouterr()
     assert "1 trouble." in printed.out
-    assert "no pod of a job in this input" in printed.err
+    assert "no pods in this input" in printed.err
     assert waits == [5, 5]

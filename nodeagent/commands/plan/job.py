@@ -23,6 +23,7 @@ from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import PLAIN, Screen, screen, wrapped
 from nodeagent.fabric.jobs import (
     ALIASES,
+    APART,
     GROUPED,
     KINDS,
     FabricOfJobs,
@@ -168,10 +169,17 @@ def _sharers(
     held: Mapping[str, Mapping[str, object]],
     groups: set[str],
 ) -> dict[str, int]:
-    """The other jobs, and the pods of no job with VFs, by their number of nodes in these leaf groups; most first."""
+    """The other jobs, and the pods of no job with VFs, by their number of nodes in these leaf groups; most first. Of a
+    job whose pods need not run together only those with VFs count: most Deployments use no fabric."""
     there = {node for node, group in preview.plan.nodes.place.items() if group in groups}
     of_jobs = {f"{one.namespace}/{pod.name}" for one, pods in jobs.items() for pod in pods}
-    users = [(str(one), pod.node) for one, pods in jobs.items() if one != job for pod in pods]
+    users = [
+        (str(one), pod.node)
+        for one, pods in jobs.items()
+        if one != job
+        for pod in pods
+        if one.kind not in APART or f"{one.namespace}/{pod.name}" in held.get(pod.node, ())
+    ]
     users += [(f"pod {pod}", node) for node in there & held.keys() for pod in held[node].keys() - of_jobs]
     counts = Counter(name for name, node in sorted({*users}) if node in there)
     return dict(counts.most_common())
