@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from nodeagent.console.options import GOOD, Add
-from nodeagent.kinds.tell_script import PROGRAMS, script
 
 
 def add(add: Add) -> None:
@@ -25,16 +24,20 @@ def add(add: Add) -> None:
         metavar="PROGRAM",
         nargs="*",
         type=_program,
-        help=f"programs to tell: {', '.join(PROGRAMS)} (default: all)",
+        help="programs to tell: vllm, ucx, nvshmem, nccl (default: all)",
     )
 
 
 def _program(text: str) -> str:
+    from nodeagent.kinds.tell_script import PROGRAMS
+
     if text not in PROGRAMS:
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(PROGRAMS)}")
     return text
 
 
 def _tell(options: argparse.Namespace) -> int:
+    from nodeagent.kinds.tell_script import PROGRAMS, script
+
     print(script(options.programs or PROGRAMS), end="")
     return GOOD

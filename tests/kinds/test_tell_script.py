@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nodeagent.cli import main
 from nodeagent.dra.told_pairs import told
 from nodeagent.facts.model import Function, Gpu, Snapshot
 from nodeagent.kinds.tell_script import PROGRAMS, script
@@ -221,3 +222,18 @@ def test_the_script_and_a_claim_say_the_same_on_every_machine(
         listed = run(Path(folder), env, "ucx", "nvshmem")
     names = of_claim(replace(facts, gpus=()), vfs)
     assert listed == {name: names[name] for name in ("UCX_NET_DEVICES", "NVSHMEM_HCA_LIST")}
+
+
+def test_the_verb_prints_the_script_of_the_programs_and_its_help_names_them_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["tell", "nvshmem", "vllm"]) == 0
+    assert capsys.readouterr().out == script(["vllm", "nvshmem"])
+    assert main(["tell"]) == 0
+    assert capsys.readouterr().out == script(PROGRAMS)
+    with pytest.raises(SystemExit):
+        main(["tell", "vlm"])
+    assert "'vlm' is not one of vllm, ucx, nvshmem, nccl" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(SystemExit):
+        main(["tell", "--help"])
+    assert f"programs to tell: {', '.join(PROGRAMS)}" in " ".join(capsys.readouterr().out.split())
