@@ -42,6 +42,7 @@ VERBS: dict[str, str] = {
     "doctor": "doctor.add",
     "plan": "plan.add_plan",
     "explain": "plan.add_explain",
+    "diff": "plan.add_diff",
     "topology": "plan.add_topology",
     "cabling": "plan.add_cabling",
     "maintain": "plan.add_maintain",
@@ -71,6 +72,7 @@ VERB_GROUPS = {
     "operate": (
         "plan",
         "explain",
+        "diff",
         "topology",
         "cabling",
         "maintain",

@@ -114,10 +114,10 @@ async def test_each_group_of_inference_has_its_series_and_pods_that_need_not_run
             server.put(holding(node, int(node[5]), pod))
         names = [
             f"{noun}{of(f'ml/LeaderWorkerSet/llama-{n}')}"
-            for noun in ("links_degraded", "leaf_groups")
+            for noun in ("links_degraded", "gpus_degraded", "leaf_groups")
             for n in (0, 1)
         ]
-        await until(lambda: series(controller) == dict(zip(names, (0, 0, 1, 1), strict=True)))
+        await until(lambda: series(controller) == dict(zip(names, (0, 0, 0, 0, 1, 1), strict=True)))
 
 
 async def test_the_question_of_the_map_finds_jobs_by_a_part_of_their_name() -> None:
