@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import starmap
+from typing import TypeVar
 
 import msgspec
 
@@ -28,10 +29,20 @@ from nodeagent.base.change_log import CONTROLLER_MAX, Change, ChangeLog
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
 from nodeagent.fabric.away_nodes import AwayNode, WatchedNode, away_node
+from nodeagent.fabric.gpu_troubles import gpu_changes
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.jobs import HeldLinks, held_links
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, standing
-from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
+from nodeagent.fabric.nodelinks import (
+    GPUS_MAX,
+    ComparedValues,
+    Metadata,
+    NodeLink,
+    NodeLinks,
+    ReportedDomain,
+    ReportedGpu,
+    VfHolder,
+)
 from nodeagent.fabric.report_changes import report_changes
 from nodeagent.fabric.reports import InternPool, only_legs_differ
 from nodeagent.fabric.troubles import JobOf, of_no_job
@@ -40,6 +51,7 @@ from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 PODS_MAX = 128
@@ -133,7 +145,9 @@ class RawReport(msgspec.Struct, rename="camel"):
     node_name: msgspec.Raw = msgspec.Raw(b'""')
     links: msgspec.Raw = msgspec.Raw(b"[]")
     nvlink_domains: msgspec.Raw = msgspec.Raw(b"[]")
+    gpus: msgspec.Raw = msgspec.Raw(b"[]")
     holders: msgspec.Raw = msgspec.Raw(b"[]")
+    compared: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class RawHyperNode(msgspec.Struct):
@@ -148,7 +162,9 @@ OurLabels = tuple[tuple[str, str], ...]
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
 _VF_HOLDERS = msgspec.json.Decoder(tuple[VfHolder, ...])
+_VALUES: msgspec.json.Decoder[ComparedValues | None] = msgspec.json.Decoder(ComparedValues | None)
 _DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
+_GPUS = msgspec.json.Decoder(tuple[ReportedGpu, ...])
 
 
 class ClusterMirror:
@@ -277,7 +293,8 @@ class ClusterMirror:
         """
         name = raw.metadata.name
         other_pods = self.pods.take(name, bytes(raw.holders))
-        content = hash((bytes(raw.links), bytes(raw.node_name), bytes(raw.nvlink_domains)))
+        parts = (raw.links, raw.node_name, raw.nvlink_domains, raw.gpus, raw.compared)
+        content = hash(tuple(map(bytes, parts)))
         known = self._passed_on.get(name)
         faulty = self._listener.has_fault(name)
         if content != (self.reports.objects.get(name) if known is None else known) or (other_pods and faulty):
@@ -289,12 +306,16 @@ class ClusterMirror:
             else:
                 inputs = self._listener.inputs
                 before, faults = inputs.reports.get(name), inputs.faults.of_node.get(name)
+                gpus = inputs.gpu_faults.of_node.get(name, ())
                 self._listener.report(name, report)
                 after = inputs.reports.get(name)
                 if before is not None and after is not None:
                     self.changes.add(report_changes(before, after, report, time.time()))
-                    if only_legs_differ(before, after) and faults == inputs.faults.of_node.get(name):
-                        return content  # legs of a spine come and go by the thousand, and make no plan
+                    gpus_now = inputs.gpu_faults.of_node.get(name, ())
+                    self.changes.add(gpu_changes(name, gpus, gpus_now, time.time()))
+                    same_faults = faults == inputs.faults.of_node.get(name) and gpus == gpus_now
+                    if same_faults and only_legs_differ(before, after):
+                        return content  # legs of a spine come and go by the thousand, and make no plan; so do values
             self.stir()
         return content
 
@@ -379,13 +400,23 @@ def _decoded(raw: RawReport) -> NodeLinks:
         node_name=_NAME.decode(raw.node_name),
         links=_LINKS.decode(raw.links),
         nvlink_domains=_DOMAINS.decode(raw.nvlink_domains),
-        holders=_holders(raw.holders),
+        gpus=_if_readable(_GPUS, raw.gpus)[:GPUS_MAX],
+        holders=_if_readable(_VF_HOLDERS, raw.holders)[:PODS_MAX],
+        compared=_compared(raw.compared),
     )
 
 
-def _holders(raw: msgspec.Raw) -> tuple[VfHolder, ...]:
+def _if_readable(decoder: msgspec.json.Decoder[tuple[T, ...]], raw: msgspec.Raw) -> tuple[T, ...]:
     """None if they are unreadable: the links of the report hold nevertheless."""
     try:
-        return _VF_HOLDERS.decode(raw)[:PODS_MAX]
+        return decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ()
+
+
+def _compared(raw: msgspec.Raw) -> ComparedValues | None:
+    """None if they are unreadable, as above."""
+    try:
+        return _VALUES.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
