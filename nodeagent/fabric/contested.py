@@ -172,9 +172,15 @@ class _Evidence:
         nodes = {name: len(self.nodes.get((chassis, name), ())) for name in claims}
         several = [name for name, count in claims.items() if count > 1]
         owner = max(several, key=lambda name: (nodes[name], name), default="")
-        of_another = {name for name, count in claims.items() if self._nodes_of_another(chassis, name) > count}
-        if not owner and len(claims.keys() - of_another) == 1:
-            (owner,) = claims.keys() - of_another
+        by_port = {name for name in claims if self._has_id_for_each_port(chassis, name)}
+        of_another = {
+            name
+            for name, count in claims.items()
+            if name not in by_port and self._nodes_of_another(chassis, name) > count
+        }
+        fitting = by_port or claims.keys() - of_another
+        if not owner and len(fitting) == 1:
+            (owner,) = fitting
         one_report = len(set().union(*(self.claims[chassis, name] for name in claims))) == 1
         if not owner and of_another == claims.keys() and one_report:
             for name in claims:  # one report with the names of several others for a chassis ID that is none's
@@ -191,9 +197,19 @@ class _Evidence:
                 yield (chassis, name), (self.slots[chassis, owner], told)
 
     def _nodes_of_another(self, chassis: str, name: str) -> int:
-        """How many nodes report other chassis IDs with this name."""
-        others = (self.nodes.get(named, ()) for named in self.of_name[name] if named[0] != chassis)
-        return len(set[str]().union(*others))
+        """The most nodes that report another chassis ID with this name."""
+        return max(map(len, self._other_ids(chassis, name)), default=0)
+
+    def _has_id_for_each_port(self, chassis: str, name: str) -> bool:
+        """Two nodes or more each report another chassis ID with this name, and no others report most of these."""
+        others = self._other_ids(chassis, name)
+        return (
+            len(set().union(*others)) > 1 and 2 * sum(len(nodes) == 1 for nodes in others) >= len(others) > 1
+        )
+
+    def _other_ids(self, chassis: str, name: str) -> list[set[str]]:
+        """The nodes of each other chassis ID with this name."""
+        return [self.nodes.get(named, set()) for named in self.of_name[name] if named[0] != chassis]
 
     def _is_default(self, chassis: str, names: Collection[str]) -> bool:
         return len(names) > 2 or overlap([self.ports.get((chassis, name), set()) for name in names])

@@ -479,7 +479,9 @@ def lies_about_ports(draw: st.DrawFn) -> tuple[Hall, list[NodeLinks], NodeLinks]
             one,
             chassis_id=draw(st.sampled_from((one.chassis_id, new_id))),
             port_id=draw(st.sampled_from((one.port_id, new_port, other.port_id))),
-            system_name=draw(st.sampled_from((one.system_name, one.system_name, other.system_name, None))),
+            system_name=draw(
+                st.sampled_from((one.system_name, one.system_name, other.system_name, "fake", None))
+            ),
             management_addresses=draw(st.sampled_from((one.management_addresses, (), ("10.9.9.9",), both))),
         )
         links.append(
