@@ -172,7 +172,7 @@ class _Evidence:
         nodes = {name: len(self.nodes.get((chassis, name), ())) for name in claims}
         several = [name for name, count in claims.items() if count > 1]
         owner = max(several, key=lambda name: (nodes[name], name), default="")
-        by_port = {name for name in claims if self._has_id_for_each_port(chassis, name)}
+        by_port = {name for name in claims if self._has_id_for_each_port(chassis, name, claims)}
         of_another = {
             name
             for name, count in claims.items()
@@ -190,7 +190,11 @@ class _Evidence:
             return
         for name, count in claims.items():
             is_other = name in of_another
-            if name == owner or (count >= nodes.get(owner, 0) and not (is_other and claims.get(owner) == 1)):
+            if name == owner or (
+                count >= nodes.get(owner, 0)
+                and owner not in by_port
+                and not (is_other and claims.get(owner) == 1)
+            ):
                 continue
             if is_other or (count == 1 and not self._is_default(chassis, several)):
                 told = is_other or self._is_default(chassis, claims)
@@ -200,9 +204,11 @@ class _Evidence:
         """The most nodes that report another chassis ID with this name."""
         return max(map(len, self._other_ids(chassis, name)), default=0)
 
-    def _has_id_for_each_port(self, chassis: str, name: str) -> bool:
-        """Two nodes or more each report another chassis ID with this name, and no others report most of these."""
-        others = self._other_ids(chassis, name)
+    def _has_id_for_each_port(self, chassis: str, name: str, names: Collection[str]) -> bool:
+        """Two nodes or more each report another chassis ID with this name, and no others report most of these. Those
+        that give the chassis ID another one of these names do not count."""
+        rivals = set().union(*(self.claims[chassis, other] for other in names if other != name))
+        others = [left for nodes in self._other_ids(chassis, name) if (left := nodes - rivals)]
         return (
             len(set().union(*others)) > 1 and 2 * sum(len(nodes) == 1 for nodes in others) >= len(others) > 1
         )
