@@ -9,7 +9,8 @@ decides:
   node is. For the first one expired links of published nodes count too: it may be the first to hear a switch again.
 * A chassis ID keeps the name under which most nodes report it. One node gives it no other name, and no few nodes the
   name of a switch that more nodes report with another chassis ID. Of two names that one node gives it each, it keeps
-  the one that is not another switch's. A node could otherwise join two units, or leave its own. Where a chassis ID is a
+  the one that is not another switch's. A node could otherwise join two units, or leave its own. Of a switch with an ID
+  for each port, a node alone reports each; its name is the one that the IDs beside it have. Where a chassis ID is a
   factory default of several switches, each with two nodes or more, names decide (``switch_names``).
 """
 
