@@ -9,7 +9,8 @@ decides:
   node is. For the first one expired links of published nodes count too: it may be the first to hear a switch again.
 * A chassis ID keeps the name under which most nodes report it. One node gives it no other name, and no few nodes the
   name of a switch that more nodes report with another chassis ID. Of two names that one node gives it each, it keeps
-  the one that is not another switch's. A node could otherwise join two units, or leave its own. Where a chassis ID is a
+  the one that is not another switch's. A node could otherwise join two units, or leave its own. Of a switch with an ID
+  for each port, a node alone reports each; its name is the one that the IDs beside it have. Where a chassis ID is a
   factory default of several switches, each with two nodes or more, names decide (``switch_names``).
 """
 
@@ -172,9 +173,15 @@ class _Evidence:
         nodes = {name: len(self.nodes.get((chassis, name), ())) for name in claims}
         several = [name for name, count in claims.items() if count > 1]
         owner = max(several, key=lambda name: (nodes[name], name), default="")
-        of_another = {name for name, count in claims.items() if self._nodes_of_another(chassis, name) > count}
-        if not owner and len(claims.keys() - of_another) == 1:
-            (owner,) = claims.keys() - of_another
+        by_port = {name for name in claims if self._has_id_for_each_port(chassis, name, claims)}
+        of_another = {
+            name
+            for name, count in claims.items()
+            if name not in by_port and self._nodes_of_another(chassis, name) > count
+        }
+        fitting = by_port or claims.keys() - of_another
+        if not owner and len(fitting) == 1:
+            (owner,) = fitting
         one_report = len(set().union(*(self.claims[chassis, name] for name in claims))) == 1
         if not owner and of_another == claims.keys() and one_report:
             for name in claims:  # one report with the names of several others for a chassis ID that is none's
@@ -184,16 +191,32 @@ class _Evidence:
             return
         for name, count in claims.items():
             is_other = name in of_another
-            if name == owner or (count >= nodes.get(owner, 0) and not (is_other and claims.get(owner) == 1)):
+            if name == owner or (
+                count >= nodes.get(owner, 0)
+                and owner not in by_port
+                and not (is_other and claims.get(owner) == 1)
+            ):
                 continue
             if is_other or (count == 1 and not self._is_default(chassis, several)):
                 told = is_other or self._is_default(chassis, claims)
                 yield (chassis, name), (self.slots[chassis, owner], told)
 
     def _nodes_of_another(self, chassis: str, name: str) -> int:
-        """How many nodes report other chassis IDs with this name."""
-        others = (self.nodes.get(named, ()) for named in self.of_name[name] if named[0] != chassis)
-        return len(set[str]().union(*others))
+        """The most nodes that report another chassis ID with this name."""
+        return max(map(len, self._other_ids(chassis, name)), default=0)
+
+    def _has_id_for_each_port(self, chassis: str, name: str, names: Collection[str]) -> bool:
+        """Two nodes or more each report another chassis ID with this name, and no others report most of these. Those
+        that give the chassis ID another one of these names do not count."""
+        rivals = set().union(*(self.claims[chassis, other] for other in names if other != name))
+        others = [left for nodes in self._other_ids(chassis, name) if (left := nodes - rivals)]
+        return (
+            len(set().union(*others)) > 1 and 2 * sum(len(nodes) == 1 for nodes in others) >= len(others) > 1
+        )
+
+    def _other_ids(self, chassis: str, name: str) -> list[set[str]]:
+        """The nodes of each other chassis ID with this name."""
+        return [self.nodes.get(named, set()) for named in self.of_name[name] if named[0] != chassis]
 
     def _is_default(self, chassis: str, names: Collection[str]) -> bool:
         return len(names) > 2 or overlap([self.ports.get((chassis, name), set()) for name in names])

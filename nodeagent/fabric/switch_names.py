@@ -57,6 +57,8 @@ class SwitchNames:
         self._name_of_chassis: dict[str, str] = {}
         self._shared_chassis: set[str] = set()
         self._default_chassis: set[str] = set()
+        self._named_by_one: set[str] = set()
+        """Chassis IDs with a name in the report of one node, and with none in another one."""
         self._new: set[str] = set()
         self.keys: dict[SwitchAnnouncement, str] = {}
         self.record = dict(record)
@@ -65,6 +67,7 @@ class SwitchNames:
         self.anomalies: list[Anomaly] = []
         self._index(patterns)
         self._find_default_chassis()
+        self._find_named_by_one()
         self._resolve()
         self._trim_record()
 
@@ -165,6 +168,18 @@ class SwitchNames:
             return f"={announcement.chassis}"
         return name
 
+    def _find_named_by_one(self) -> None:
+        of_name: dict[str, set[str]] = {}
+        of_none: dict[str, set[str]] = {}
+        for announcement, patterns in self._patterns.items():
+            if announcement.chassis in self._shared_chassis:
+                found = of_none if self._name(announcement)[0] == "=" else of_name
+                nodes = found.setdefault(announcement.chassis, set())
+                nodes.update(chain.from_iterable(pattern.nodes for pattern in patterns))
+        for chassis, nodes in of_name.items():
+            if len(nodes) == 1 and of_none.get(chassis, set()) - nodes:
+                self._named_by_one.add(chassis)
+
     def _resolve(self) -> None:
         named: list[NamedSwitch] = []
         nameless: list[SwitchAnnouncement] = []
@@ -196,6 +211,8 @@ class SwitchNames:
         by_name: dict[str, list[SwitchAnnouncement]] = {}
         for announcement in nameless:
             known = chosen.get(announcement.chassis) or self.record.get(announcement.chassis, "")
+            if announcement.chassis in self._named_by_one:
+                known = ""
             if known and not known.startswith((CHASSIS, ADDRESS)):
                 self._assign((announcement,), known)
             else:

@@ -322,7 +322,9 @@ def test_one_report_of_any_content_joins_and_divides_no_group_of_an_upper_tier(
 def test_one_report_of_any_content_changes_no_group_beside_contested_links(seed: int, units: int) -> None:
     """A few links of others have a bridge as neighbor, with the switch as contender. The report may name the switch
     ports of these, contenders of its own, and the names of others for a chassis ID. Two of three nodes at one bridge
-    are no unit that others agree about: the report may divide it."""
+    are no unit that others agree about: if the third one has a border switch, and the report puts that on the rail of
+    the bridge, all three are at one of two switches of the rail, so that the leaf switches seem shared. 1 of 723 halls
+    with three nodes in each unit was so."""
     chance = random.Random(seed)
     cabling = draw_cabling(chance, units, rails=chance.randint(3, 8), sizes=range(3, 17))
     node = chance.choice((*sorted(cabling), "liar"))
@@ -479,7 +481,9 @@ def lies_about_ports(draw: st.DrawFn) -> tuple[Hall, list[NodeLinks], NodeLinks]
             one,
             chassis_id=draw(st.sampled_from((one.chassis_id, new_id))),
             port_id=draw(st.sampled_from((one.port_id, new_port, other.port_id))),
-            system_name=draw(st.sampled_from((one.system_name, one.system_name, other.system_name, None))),
+            system_name=draw(
+                st.sampled_from((one.system_name, one.system_name, other.system_name, "fake", None))
+            ),
             management_addresses=draw(st.sampled_from((one.management_addresses, (), ("10.9.9.9",), both))),
         )
         links.append(
