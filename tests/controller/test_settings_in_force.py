@@ -33,6 +33,7 @@ STARTED: dict[str, Any] = {
     "outputs": ["hypernodes", "labels", "slurm", "nodefeaturegroups"],
     "minLinks": 2,
     "fabrics": [{"fabric": "compute", "nodes": ["gpu-*"]}],
+    "expectedValues": [{"value": "MTU", "like": "9000"}],
     "switches": {"addresses": [{"switch": "leaf-1", "address": "10.0.0.1"}]},
 }
 OTHER: dict[str, Any] = {
