@@ -399,8 +399,8 @@ ResourceSettings = VfResource | GpuMemResource | GpuResource | MigResource
 
 
 class OfferSettings(Settings, frozen=True, kw_only=True):
-    """Settings of all entries of ``resources`` that do not say it themselves. A fragment of the configuration cannot add
-    to a list, so a feature that concerns all entries sets it here."""
+    """Settings of all entries of ``resources`` that do not say it themselves. A fragment of the configuration cannot
+    add to a list, so a feature that concerns all entries sets it here."""
 
     mode: Annotated[
         Mode | None, setting("`mode` of the entries of kind vf and gpu-mem; null: devicePlugin.")
