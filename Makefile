@@ -10,7 +10,7 @@ COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-an
 # Without byte code each worker takes three times as long to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all quick check architecture test search test-vm test-cluster demo bench site soak golden monitoring protos lock release clean
+.PHONY: all quick check architecture test search test-vm test-cluster demo bench site soak golden features monitoring protos lock release clean
 all: test
 
 $(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
@@ -64,6 +64,9 @@ soak: $(VENV)/.ready  ## churn a simulated node for five minutes: do the daemons
 
 golden: $(VENV)/.ready  ## rewrite the golden files of a ROOM (tests/health, nodeagent/health, a page), or all, for review
 	$(BIN)/python hack/golden.py $(ROOM)
+
+features: $(VENV)/.ready  ## which features combine: the matrix of the pairs of daemonset/components
+	$(BIN)/python hack/features.py
 
 monitoring: $(VENV)/.ready  ## generate the PrometheusRule and the dashboards
 	$(BIN)/python hack/monitoring.py

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from msgspec import structs
+
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
 from nodeagent.config.config_files import folder_of
@@ -117,7 +119,13 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
 
 def load_fabric(text: str | ConfigText, *, name: str) -> FabricConfig:
     """The configuration in a file's text, or in those of several files. Raises ``ConfigError`` with all errors."""
-    return read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
+    config = read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
+    enabled: dict[Output, bool] = {
+        "slurm": config.slurm.enabled,
+        "nodefeaturegroups": config.node_feature_groups.enabled,
+    }
+    more = tuple(output for output, on in enabled.items() if on and output not in config.outputs)
+    return structs.replace(config, outputs=config.outputs + more) if more else config
 
 
 def _conflicts(config: FabricConfig) -> Iterator[Conflict]:

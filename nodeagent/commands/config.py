@@ -1,4 +1,4 @@
-"""The verb `config`: validate a file, print the default or the JSON schema, convert another program's file."""
+"""The verb `config`: validate a file, list features, print the default or the JSON schema, convert other files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.console.options import FAILED, GOOD, USAGE, Add, common_options, config_files
+from nodeagent.console.options import (
+    FAILED,
+    GOOD,
+    USAGE,
+    Add,
+    common_options,
+    config_files,
+    config_option,
+    json_option,
+    load_config,
+)
 
 if TYPE_CHECKING:
     from nodeagent.commands.config_from.draft import Draft
@@ -22,10 +32,11 @@ def add(add: Add) -> None:
     parser = add(
         "config",
         _config_check,
-        "validate a configuration, print the default, print the JSON schema, convert that of another program",
+        "validate a configuration, list its features, print the default, print the JSON schema, "
+        "convert that of another program",
     )
     parser.set_defaults(root=None)  # without --root a file is checked without a machine
-    parts = parser.add_subparsers(title="parts", metavar="check|defaults|schema|from", required=True)
+    parts = parser.add_subparsers(title="parts", metavar="check|features|defaults|schema|from", required=True)
     check = parts.add_parser(
         "check",
         help="validate FILE: one line for each error, with its place and a suggestion",
@@ -39,12 +50,29 @@ def add(add: Add) -> None:
     )
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(verb=_config_check)
+    features = parts.add_parser(
+        "features",
+        help="which features are on, and what each needs in the cluster",
+        description="Which features the configuration of the agent and that of the controller have on, and what each\n"
+        "needs in the cluster. A name is that of a component (daemonset/components), which brings its settings,\n"
+        "rights and policy. A hyphen: no such configuration was read, or it has no setting for the feature.",
+        formatter_class=parser.formatter_class,
+    )
+    config_option(features)
+    features.add_argument(
+        "--fabric",
+        type=Path,
+        metavar="FILE",
+        help="the configuration of the controller, with its fragments, or a folder (default: none)",
+    )
+    json_option(features)
+    features.set_defaults(verb=_config_features)
     defaults = parts.add_parser("defaults", help="print the default configuration with comments")
     defaults.set_defaults(verb=_config_defaults)
     schema = parts.add_parser("schema", help="print the JSON schema, for editors and CI")
     schema.set_defaults(verb=_config_schema)
     other = _add_from(parts, parser.formatter_class)
-    for part in (check, defaults, schema, other):
+    for part in (check, features, defaults, schema, other):
         common_options(part, of_part=True)
 
 
@@ -209,6 +237,21 @@ def _config_check(options: argparse.Namespace) -> int:
     if checked.unchecked:
         return USAGE
     print(one_line(f"{options.file}: good, {checked.content}"))
+    return GOOD
+
+
+def _config_features(options: argparse.Namespace) -> int:
+    from nodeagent.commands.feature_table import shown_features
+    from nodeagent.console.terminal import columns, screen
+    from nodeagent.controller_config import read_fabric
+
+    agent = load_config(options.config)
+    fabric = None if options.fabric is None else read_fabric(options.fabric)[0]
+    features = list(shown_features(agent, fabric))
+    if options.json:
+        print(json.dumps({"features": [one._asdict() for one in features]}))
+    else:
+        print("\n".join(columns(("FEATURE", "AGENT", "CONTROLLER", "NEEDS"), features, screen())))
     return GOOD
 
 

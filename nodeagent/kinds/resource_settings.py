@@ -1,7 +1,7 @@
 """Settings of the resources: which PFs, VFs and GPUs are offered, under which names, and which VFs are created."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -405,6 +405,42 @@ class ExpectSettings(Settings, frozen=True, kw_only=True):
 
 
 ResourceSettings = VfResource | GpuMemResource | GpuResource | MigResource
+
+
+class OfferSettings(Settings, frozen=True, kw_only=True):
+    """Settings of all entries of ``resources`` that do not say it themselves. A fragment of the configuration cannot
+    add to a list, so a feature that concerns all entries sets it here."""
+
+    mode: Annotated[
+        Mode | None, setting("`mode` of the entries of kind vf and gpu-mem; null: devicePlugin.")
+    ] = None
+    enforcement: Annotated[
+        Enforcement | None, setting("`enforcement` of the entries of kind gpu-mem; null: auto.")
+    ] = None
+    volcano: Annotated[bool | None, setting("`volcano` of the entries of kind gpu-mem; null: false.")] = None
+    mig: Annotated[
+        Mode | None,
+        setting(
+            "Also offer MIG devices: adds the entry of kind mig with this mode where `resources` has entries and none "
+            "of this kind; the mode of those that have none otherwise. null: adds none."
+        ),
+    ] = None
+
+    def complete(self, entries: list[Any]) -> None:
+        """Add these settings to the entries of a file, as builtins; what is no mapping stays."""
+        known = [entry for entry in entries if isinstance(entry, dict)]
+        if self.mig is not None and known and not any(entry["kind"] == "mig" for entry in known):
+            known.append({"kind": "mig"})
+            entries.append(known[-1])
+        own: dict[str, dict[str, Any]] = {
+            "vf": {"mode": self.mode},
+            "gpu-mem": {"mode": self.mode, "enforcement": self.enforcement, "volcano": self.volcano},
+            "mig": {"mode": self.mig},
+        }
+        for entry in known:
+            for key, value in own.get(entry["kind"], {}).items():
+                if value is not None:
+                    entry.setdefault(key, value)
 
 
 def vf_entries(resources: Iterable[ResourceSettings]) -> tuple[VfResource, ...]:
