@@ -190,7 +190,7 @@ async def test_an_unknown_name_gets_a_similar_one(
     assert "there are: nic0" in capsys.readouterr().err
     async with cluster(tmp_path) as (_, verb):
         assert await verb("su0-leaf00", "--until", "1h") == 2
-        assert "did you mean su0-leaf0?" in capsys.readouterr().err
+        assert "similar are su0-leaf0" in capsys.readouterr().err
 
 
 def test_the_manual_and_the_help_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:
