@@ -52,6 +52,7 @@ class Fabric:
         self._without_frames: set[str] = set()
         self._cut: set[tuple[str, str]] = set()
         self._worn: dict[tuple[str, str], Health] = {}
+        self._held: dict[str, dict[str, dict[str, str]]] = {}
         self.nodes: list[str] = []
         for number in range(nodes):
             self.add(number * self.units // nodes)
@@ -91,6 +92,16 @@ class Fabric:
         """Give one NIC a fault that leaves its link up, or take it back."""
         self._worn[node, self.rails[rail]] = health
 
+    def hold(self, node: str, pod: str, rails: int) -> None:
+        """Let a pod, ``namespace/name``, hold a VF of each of the first rails of a node."""
+        index = 1 + len(self._held.get(node, ()))
+        vfs = {address: f"{address.rpartition('.')[0]}.{index}" for address in self.rails[:rails]}
+        self._held.setdefault(node, {})[pod] = vfs
+
+    def held(self, node: str) -> dict[str, tuple[str, ...]]:
+        """The PCI addresses of the VFs of each pod on a node."""
+        return {pod: tuple(vfs.values()) for pod, vfs in self._held.get(node, {}).items()}
+
     def stop_frames(self, switch: str) -> None:
         """Turn a switch off, as in a reboot or power loss: no carrier, no LLDP."""
         self._without_frames.add(switch)
@@ -127,6 +138,11 @@ class Fabric:
             function = self._functions[address]
             health = _DOWN if down else self._worn.get((node, address), function.health)
             functions.append(replace(function, health=health))
+            functions += (
+                replace(function, pci_address=vfs[address], parent=address, vf_index=i, netdev=None, num_vfs=None)
+                for i, vfs in enumerate(self._held.get(node, {}).values())
+                if address in vfs
+            )
         return {
             "functions": tuple(functions),
             "links": tuple(sorted(links, key=lambda link: link.netdev)),
