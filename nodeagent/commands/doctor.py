@@ -46,7 +46,9 @@ def add(add: Add) -> None:
         help="check this cluster too: rights, CRDs, schedulers, the Node",
     )
     parser.add_argument(
-        "--context", metavar="NAME", help="the context of the kubeconfig, as kubectl finds it (default: its current one)"
+        "--context",
+        metavar="NAME",
+        help="the context of the kubeconfig, as kubectl finds it (default: its current one)",
     )
     parser.add_argument(
         "--node",
@@ -80,9 +82,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     log_to_stderr(options.log_level or "error")
     timeout_s = doctor.TIMEOUT_S if options.timeout is None else options.timeout
-    where = doctor.ClusterOptions(
-        options.kubeconfig, options.node, options.role, context=options.context
-    )
+    where = doctor.ClusterOptions(options.kubeconfig, options.node, options.role, context=options.context)
     place = doctor.DoctorOptions(
         options.root,
         options.config,

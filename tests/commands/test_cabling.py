@@ -540,9 +540,19 @@ def test_watch_prints_documents_and_lines_of_csv_too(tmp_path: Path) -> None:
         made = hall()
         made.cables["su0-n01", 0] = "su1-leaf0"
         source = write(tmp_path / "links.json", made.reports())
-        words = ["cabling", "--watch", "1", *(["-o", "json"] if form == "json" else ["--csv"]), "--from", str(source)]
+        words = [
+            "cabling",
+            "--watch",
+            "1",
+            *(["-o", "json"] if form == "json" else ["--csv"]),
+            "--from",
+            str(source),
+        ]
         watch = subprocess.Popen(
-            [sys.executable, "-m", "nodeagent", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "nodeagent", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         try:
             assert watch.stdout is not None

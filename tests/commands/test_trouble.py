@@ -282,7 +282,9 @@ def test_a_wrong_cable_is_told_once(tmp_path: Path) -> None:
         "su0-n00 rail2",
         "move the cable to su0-leaf2",
     )
-    assert one.details[0].startswith("rail2 of su0-n00 is cabled to su1-leaf2, a switch of another leaf group")
+    assert one.details[0].startswith(
+        "rail2 of su0-n00 is cabled to su1-leaf2, a switch of another leaf group"
+    )
     miscabled = changed(
         made,
         lambda node, link: (

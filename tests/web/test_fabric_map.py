@@ -115,11 +115,19 @@ def test_what_one_switch_did_to_many_nodes_is_one_line_with_the_list_below(
         return Change(1.8e9 + at, "nic", "rail0", "healthy", "down", (), (*names, *more), f"su000-n00{i}")
 
     other = [Change(1.8e9 + 4, "nic", f"rail{i}", "healthy", "down", node="su000-n007") for i in range(1, 4)]
-    changes = [*(down(i, i, leaf) for i in range(7)), *other, down(3, 500, leaf), down(4, 500, leaf), down(5, 501)]
+    changes = [
+        *(down(i, i, leaf) for i in range(7)),
+        *other,
+        down(3, 500, leaf),
+        down(4, 500, leaf),
+        down(5, 501),
+    ]
     page = with_changes(browser, tmp_path, sorted(changes, key=lambda change: change.at))
     shown = page.tab.shows("#history", f"{leaf}: 7 links of 7 nodes → down")
     assert "su000-n007: 3 changes → down" in shown
-    lines = page.tab.value("[...document.querySelectorAll('#history > ol > li')].map((li) => li.innerText.split('\\n')[0])")
+    lines = page.tab.value(
+        "[...document.querySelectorAll('#history > ol > li')].map((li) => li.innerText.split('\\n')[0])"
+    )
     assert [line.partition("Z ")[2].rpartition("Z ")[2] or line for line in lines][:3] == [
         "su000-n005 rail0 healthy → down", "su000-n004 rail0 healthy → down", "su000-n003 rail0 healthy → down",
     ]  # fmt: skip

@@ -74,7 +74,9 @@ async def _run(options: argparse.Namespace, now: float, until: float) -> int:
             )
             lister = "nodeagent maintain" if options.end else "nodeagent topology"
             similar = ", ".join(similar_names(unknown[0], choice.known - {unknown[0].lower()}))
-            note(f"{unknown[0]}: {fault}; {f'similar are {similar}' if similar else f'`{lister}` lists what is'}")
+            note(
+                f"{unknown[0]}: {fault}; {f'similar are {similar}' if similar else f'`{lister}` lists what is'}"
+            )
             return USAGE
         return await _write_all(client, choice, spaces, now, end=options.end)
     finally:

@@ -238,7 +238,13 @@ class DemoCluster:
     def run_job(self, name: str, nodes: Sequence[str], since: float) -> None:
         """Let a Job run since then (Unix time): a pod on each node, with a VF of each rail. The agents report them."""
         started = rfc3339(since)
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": f"job-{name}", "controller": True}
+        owner = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": name,
+            "uid": f"job-{name}",
+            "controller": True,
+        }
         for number, node in enumerate(nodes):
             pod = f"{name}-{number}"
             self.server.put({

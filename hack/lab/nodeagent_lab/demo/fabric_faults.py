@@ -58,7 +58,9 @@ REBOOT_S = 4.0
 FLAPS, FLAP_S = 5, 1.5
 _NARROW = Health(State.DEGRADED, (Reason("pcie_width", "x8 of x16"),), allocatable=False)
 _FLAPPING = Health(
-    State.DEGRADED, (Reason("flapping", f"{FLAPS} losses of the carrier in {2 * FLAPS * FLAP_S:.0f} s"),), allocatable=False
+    State.DEGRADED,
+    (Reason("flapping", f"{FLAPS} losses of the carrier in {2 * FLAPS * FLAP_S:.0f} s"),),
+    allocatable=False,
 )
 _DIM = Health(
     State.DEGRADED, (Reason("optics_rx_power", "lane 3: -11.2 dBm, 0.8 dB below the limit of -10.4 dBm"),)

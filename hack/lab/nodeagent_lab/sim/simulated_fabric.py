@@ -139,7 +139,9 @@ class Fabric:
             health = _DOWN if down else self._worn.get((node, address), function.health)
             functions.append(replace(function, health=health))
             functions += (
-                replace(function, pci_address=vfs[address], parent=address, vf_index=i, netdev=None, num_vfs=None)
+                replace(
+                    function, pci_address=vfs[address], parent=address, vf_index=i, netdev=None, num_vfs=None
+                )
                 for i, vfs in enumerate(self._held.get(node, {}).values())
                 if address in vfs
             )
