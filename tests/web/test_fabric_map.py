@@ -156,7 +156,8 @@ def test_the_legend_covers_no_row_and_the_search_names_what_it_finds(demo: MapPa
             const search = document.getElementById("search");
             const ink = document.createElement("canvas").getContext("2d");
             ink.font = getComputedStyle(search).font;
-            return [box("map").bottom, box("legend").top, ink.measureText(search.placeholder).width, search.clientWidth - 20];
+            const text = ink.measureText(search.placeholder).width;
+            return [box("map").bottom, box("legend").top, text, search.clientWidth - 20];
         })()"""
     )
     bottom, top, text, room = boxes
