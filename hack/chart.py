@@ -130,6 +130,7 @@ USES = {
         "dra.enabled, and kind: mig with mode: dra",
     ),
     "mps": ('has "enforcement: mps" $said', "enforcement: mps of a gpu-mem resource"),
+    "attach": ("($settings.attach | default dict).interface", "attach.interface"),
     "volcanoDeviceshare": ('has "volcano: true" $said', "volcano: true of a gpu-mem resource"),
 }
 """Values of the chart that only a configuration of the agents uses: how a template finds it, and what it must have. A
@@ -280,7 +281,11 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             + write([controller(manifest) for manifest in build("controller", kubectl)]),
         ),
         "templates/mps.yaml": when(
-            "mps.enabled", used("mps") + write([mps_daemons(manifest) for manifest in build("mps", kubectl)])
+            "mps.enabled", used("mps") + write([beside(one, "mps") for one in build("mps", kubectl)])
+        ),
+        "templates/attach.yaml": when(
+            "attach.enabled",
+            used("attach") + write([beside(one, "attach") for one in build("attach", kubectl)]),
         ),
         "templates/node-conditions.yaml": when(
             "nodeConditions.enabled", used("nodeConditions") + write(build("node-conditions", kubectl))
@@ -546,15 +551,16 @@ def doctor(manifest: Object, pods: dict[str, Object]) -> Object:
     }
 
 
-def mps_daemons(manifest: Object) -> Object:
-    """The DaemonSet of the MPS daemons, on the nodes that ``mps.nodeSelector`` selects, and the policy of its pods."""
+def beside(manifest: Object, part: str) -> Object:
+    """A DaemonSet beside that of the agents, on the nodes of its own ``nodeSelector``; other objects stay."""
     if manifest["kind"] != "DaemonSet":
         return manifest
     manifest = copy.deepcopy(manifest)
     pod = manifest["spec"]["template"]["spec"]
-    pod["nodeSelector"]["@nodes"] = "@entries@$.Values.mps.nodeSelector@"
+    pod["nodeSelector"]["@nodes"] = f"@entries@$.Values.{part}.nodeSelector@"
     pod["priorityClassName"] = "@line@$.Values.agent.priorityClassName@"
-    pod["runtimeClassName"] = "@line@$.Values.agent.runtimeClassName@"
+    if "runtimeClassName" in pod:
+        pod["runtimeClassName"] = "@line@$.Values.agent.runtimeClassName@"
     pod["imagePullSecrets"] = "@block@$.Values.imagePullSecrets@"
     (container,) = pod["containers"]
     container["image"] = "@image@@"

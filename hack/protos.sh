@@ -17,3 +17,4 @@ generate nodeagent/kube \
     nodeagent/kube/deviceplugin.proto nodeagent/kube/pluginregistration.proto nodeagent/kube/podresources.proto \
     nodeagent/kube/dra_v1.proto nodeagent/kube/dra_health_v1alpha1.proto nodeagent/kube/dra_health_v1.proto
 generate nodeagent/features/nvsentinel nodeagent/features/nvsentinel/health_event.proto
+generate nodeagent/attach nodeagent/attach/nri.proto

@@ -34,6 +34,7 @@ import msgspec
 
 from nodeagent import __version__, agent_features, discovery
 from nodeagent.agent_config import Config, load
+from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
@@ -203,7 +204,11 @@ class Agent:
     def _make_offer(self) -> None:
         tree, options = self._tree, self._options
         cdi_folder = tree.path(self._config.cdi.directory)
-        files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
+        files = OfferFiles(
+            DeviceInfoFiles(tree.path(DEVICE_INFO)),
+            CdiSpecFiles(cdi_folder),
+            AttachStamps(self.stored.folder),
+        )
         stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
             options.device_plugins,
@@ -269,7 +274,15 @@ class Agent:
 
     def _features(self) -> dict[str, AgentPart]:
         take = self.health.take_samples
-        core = AgentCore(self.inventory, self.offering, self.deliveries, take, self._tree, self.settled)
+        core = AgentCore(
+            self.inventory,
+            self.offering,
+            self.deliveries,
+            take,
+            self._tree,
+            self.settled,
+            self.stored.folder,
+        )
         return {row.name: row.start(core, lambda: self._config) for row in agent_features.AGENT}
 
     def _configuration_file(self) -> FollowedConfiguration[Config] | None:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from nodeagent.attach.attach_settings import AttachSettings, attach_conflicts
 from nodeagent.cluster.cluster_settings import ClusterSettings, cluster_conflicts
 from nodeagent.config.file_errors import ConfigError, Conflict, FileError, dotted
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
@@ -29,6 +30,7 @@ from nodeagent.kinds.resource_conflicts import (
     claim_conflicts,
     enforcement_conflicts,
     expect_conflicts,
+    gives_vfs_by_claims,
     resource_conflicts,
     volcano_conflicts,
 )
@@ -100,6 +102,9 @@ class Config(Settings, frozen=True, kw_only=True):
         KubeletSettings()
     )
     cdi: Annotated[CdiSettings, setting("Container Device Interface specs.", restart=True)] = CdiSettings()
+    attach: Annotated[AttachSettings, setting("Netdevs of VFs in the pods that hold them.", restart=True)] = (
+        AttachSettings()
+    )
     gpu: Annotated[GpuSettings, setting("How the agent finds and watches GPUs.", restart=True)] = (
         GpuSettings()
     )
@@ -216,6 +221,10 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
     )
     for conflict in accounting_conflicts(section(built, ("gpu", "accounting"), GpuAccountingSettings)):
         yield conflict.below("gpu", "accounting")
+    for conflict in attach_conflicts(
+        section(built, ("attach",), AttachSettings), vfs_by_claims=gives_vfs_by_claims(resources)
+    ):
+        yield conflict.below("attach")
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))
     for conflict in web_conflicts(section(built, ("web",), WebSettings)):
         yield conflict.below("web")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nodeagent.agent_config import Config, by_volcano
+from nodeagent.features.netdevs_in_pods import netdevs_task
 from nodeagent.features.nvsentinel import sentinel_task
 from nodeagent.features.rail_probing import probe_task
 from nodeagent.features.seam import AgentCore, AgentPart
@@ -36,6 +37,7 @@ AGENT = (
         lambda core, now: probe_task.start_probes(core, now().rails),
         probe_task.PROBE_FAMILIES,
     ),
+    AgentRow("attach", lambda core, now: netdevs_task.start_netdevs(core, now().attach)),
     AgentRow("nvsentinel", lambda core, now: sentinel_task.start_sentinel(core, now().nv_sentinel)),
     AgentRow(
         "volcano",

@@ -88,6 +88,9 @@ async def run(arguments: list[str]) -> None:
 class NoFiles:
     """No files: slices with the vendor's CDI spec need none before the answer."""
 
+    def stamped(self, allocation: object) -> object:
+        return allocation
+
     def due(self, _allocation: object) -> bool:
         return False
 

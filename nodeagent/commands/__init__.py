@@ -56,6 +56,7 @@ VERBS: dict[str, str] = {
     "run": "run.add",
     "controller": "controller.add",
     "mps": "mps.add",
+    "attach": "attaching.add",
     "remembered": "remembered.add",
     "capture": "capture.add",
     "completion": "completion.add",

@@ -47,7 +47,7 @@ EXIT_CODES = {
     ),
     **dict.fromkeys(("claim", "completion", "config defaults", "config schema", "decode", "man"), SHOWS),
     **dict.fromkeys(("maintain", "cordon", "uncordon", "remembered", "vfs apply", "capture"), WRITES),
-    **dict.fromkeys(("run", "controller", "mps", "demo"), RUNS),
+    **dict.fromkeys(("run", "controller", "mps", "attach", "demo"), RUNS),
 }
 """By the words of the verb."""
 WIDTH = 78

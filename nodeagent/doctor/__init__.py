@@ -19,6 +19,7 @@ from nodeagent.agent_config import Config
 from nodeagent.console.options import KUBELET_DIR
 from nodeagent.doctor import (
     agent_checks,
+    attach_checks,
     capabilities,
     cluster_checks,
     configuration_checks,
@@ -100,6 +101,7 @@ TOPICS = (
     infiniband_checks.INFINIBAND_TOPIC,
     gpu_checks.GPUS_TOPIC,
     mps_checks.MPS_TOPIC,
+    attach_checks.ATTACH_TOPIC,
     runtime_checks.RUNTIME_TOPIC,
     kubelet_checks.KUBELET_TOPIC,
     agent_checks.AGENT_TOPIC,
@@ -182,6 +184,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         "nics": ReadTask(lambda: nic_checks.read_nics(target), usual),
         # The process that it starts has the usual time and must end first.
         "gpus": ReadTask(lambda: gpu_checks.read_gpus(target), usual + margin),
+        "attach": ReadTask(lambda: attach_checks.read_attach(target), usual),
         "mps": ReadTask(lambda: mps_checks.read_mps(target), usual),
         "runtime": ReadTask(lambda: runtime_checks.read_runtimes(target), usual),
         "paths": ReadTask(
@@ -233,6 +236,7 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     kernel = None if machine is None else machine.kernel
     yield from found_by("gpus", lambda facts: gpu_checks.gpu_findings(facts, config, kernel))
     yield from found_by("mps", mps_checks.mps_findings)
+    yield from found_by("attach", attach_checks.attach_findings)
     yield from found_by("runtime", lambda facts: runtime_checks.runtime_findings(facts, config, gpus))
     yield from found_by(
         "kubelet", lambda facts: kubelet_checks.kubelet_findings(facts, config, snapshot, stored.numbering)

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from nodeagent.agent_config import Config
+from nodeagent.attach import attach_files, host_names, plan_file, pod_plan
 from nodeagent.base import kept_changes
 from nodeagent.base.file_writing import nearest_folder, unwritable_because
 from nodeagent.base.kept_changes import lost_because
@@ -112,6 +113,24 @@ FORMS: tuple[StoredForm[Any], ...] = (
         type=mps_files.DaemonStates,
         content="state of the MPS daemons",
         loss="slices of their GPUs are Unhealthy",
+    ),
+    StoredForm(
+        name=plan_file.PLAN_FILE,
+        type=pod_plan.AttachPlan,
+        content="plan of netdevs in pods",
+        loss="new pods with VFs wait until the agent writes it again",
+    ),
+    StoredForm(
+        name=host_names.HOST_NAMES,
+        type=host_names.StoredNames,
+        content="names of VFs on the host",
+        loss="VFs that are in pods come back under other names",
+    ),
+    StoredForm(
+        name=attach_files.STATE_FILE,
+        type=attach_files.AttachState,
+        content="state of nodeagent attach",
+        loss="the doctor does not see which pods wait",
     ),
 )
 """The files with a name of their own; ``_of_claims`` has those of claims."""

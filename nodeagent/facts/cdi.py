@@ -22,6 +22,8 @@ from nodeagent.facts.model import DeviceNode, Mount
 _VERSION = "0.6.0"
 GPU_KIND = "nodeagent.io/gpu"
 VF_KIND = "nodeagent.io/vf"
+ATTACHED_KIND = "nodeagent.io/attached"
+"""A VF whose netdev is in the pod: `nodeagent attach` alone defines these devices."""
 
 DRIVER_LIBRARY = "libcuda.so.1"
 """The library of CUDA's driver API, without which no program uses a GPU."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Iterable
+    from pathlib import Path
 
     from nodeagent.cluster.agent_tasks import AgentOffer, Task, Writing
     from nodeagent.cluster.deliveries import Deliveries
@@ -27,7 +28,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class AgentCore(NamedTuple):
     """``deliveries`` take failed writes: for metrics, Events and `/readyz`. ``take_samples`` hands measurements to
     the rules of health. ``tree`` is the machine. ``settled`` is set when the kubelet has the devices: what
-    registration does not need is imported after it."""
+    registration does not need is imported after it. ``state`` is the state directory."""
 
     inventory: Inventory
     offer: AgentOffer
@@ -35,6 +36,7 @@ class AgentCore(NamedTuple):
     take_samples: Callable[[Iterable[Sample]], object]
     tree: Tree
     settled: asyncio.Event
+    state: Path
 
 
 class AgentPart(NamedTuple):

@@ -18,8 +18,8 @@ from operator import attrgetter
 from typing import ClassVar, Literal
 
 from nodeagent.facts.allocation import Allocation, DeviceInfo, Devices
-from nodeagent.facts.cdi import VF_KIND, CdiDevices, ContainerEdits
-from nodeagent.facts.model import DeviceNode, Function, Snapshot
+from nodeagent.facts.cdi import ATTACHED_KIND, VF_KIND, CdiDevices, ContainerEdits
+from nodeagent.facts.model import ETHERNET, DeviceNode, Function, Snapshot
 from nodeagent.kinds import (
     DEVICE_INFO_FILES,
     DeviceKind,
@@ -48,6 +48,7 @@ class VfPool(DeviceKind, frozen=True):
     ``vf_indexes`` restricts them, ``None`` is all. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the module
     ``rdma_ucm``); a missing device node keeps a container from starting. ``vhost_net`` adds the device nodes of a
     virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``. ``tell``: see ``nodeagent.dra.told_pairs``.
+    ``attach``: `nodeagent attach` moves netdevs into pods; a container without its netdev is not to start.
 
     Never offered: VFs of a PF that carries the host's default route, unless the PF is a port of a bond and
     ``over_bonds`` is set, VFs whose PF is gone, and VFs bound to a UIO driver (no IOMMU protects the node from them).
@@ -65,6 +66,7 @@ class VfPool(DeviceKind, frozen=True):
     cdi: bool = False
     tell: tuple[str, ...] = ()
     over_bonds: bool = False
+    attach: bool = False
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         held = {
@@ -123,7 +125,10 @@ class VfPool(DeviceKind, frozen=True):
         return Allocation(
             env=tuple((name + end, value) for end, value in values.items() for name in self._env_names()),
             device_nodes=tuple(nodes),
-            cdi_devices=tuple(f"{VF_KIND}={name}" for name in by_cdi),
+            cdi_devices=(
+                *(f"{VF_KIND}={name}" for name in by_cdi),
+                *(f"{ATTACHED_KIND}={vf.pci_address}" for vf in vfs if self.attach and has_netdev(vf)),
+            ),
             device_info=tuple(self._device_info(vf) for vf in vfs),
         )
 
@@ -313,6 +318,17 @@ def suits(vf_driver: VfDriver, vf: Function) -> bool:
             return vf.by_vfio
         case "any":
             return True
+
+
+def has_netdev(vf: Function) -> bool:
+    """Whether a VF has a netdev of Ethernet, on the host or in a pod."""
+    return (
+        vf.driver is not None
+        and not vf.by_vfio
+        and vf.vdpa is None
+        and vf.link_type == ETHERNET
+        and not _is_uio(vf)
+    )
 
 
 def _is_uio(vf: Function) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.facts.allocation import Allocation, DeviceInfo
 from nodeagent.facts.model import Holding, Snapshot
@@ -63,7 +64,11 @@ class OfferFiles:
     Belongs to one event loop; ``write`` runs in a thread.
     """
 
-    def __init__(self, device_info: DeviceInfoFiles, cdi_specs: CdiSpecFiles) -> None:
+    def __init__(
+        self, device_info: DeviceInfoFiles, cdi_specs: CdiSpecFiles, stamps: AttachStamps | None = None
+    ) -> None:
+        """``stamps`` are for VFs that `nodeagent attach` moves into pods."""
+        self._stamps = stamps
         self.device_info = device_info
         self.cdi_specs = cdi_specs
         self.failed = asyncio.Event()
@@ -120,12 +125,18 @@ class OfferFiles:
 
     # --- an allocation --------------------------------------------------------------------------------
 
+    def stamped(self, allocation: Allocation) -> Allocation:
+        """The allocation as it is written and answered."""
+        return allocation if self._stamps is None else self._stamps.stamped(allocation)
+
     def due(self, allocation: Allocation) -> bool:
         return bool(allocation.device_info or needed_by(allocation))
 
     def write(self, allocation: Allocation) -> None:
         """Write the files. Blocks; raises ``OSError`` with the name of the file that cannot be written."""
         self.device_info.write(allocation.device_info)
+        if self._stamps is not None:
+            self._stamps.write(allocation)
         if needed := needed_by(allocation):
             failures = self.cdi_specs.flush()
             for name in sorted(needed & failures.keys()):

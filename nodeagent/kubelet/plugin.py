@@ -256,7 +256,7 @@ class Plugin:
         allocations = []
         for ids in messages.read_allocate_request(request):
             self._refuse_missing(ids)
-            allocation = await self._once_known(partial(self._allocation, ids))
+            allocation = self._files.stamped(await self._once_known(partial(self._allocation, ids)))
             if self._files.due(allocation):
                 await self._write_files(allocation)
             self._note_recent(self._snapshot, ids)

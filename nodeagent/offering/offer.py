@@ -325,6 +325,7 @@ class Offer:
                 cdi=entry.device_list_strategy == "cdi",
                 tell=entry.told,
                 over_bonds=entry.select.default_route == "bond",
+                attach=self.config.attach.interface is not None,
             )
 
     def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:

@@ -191,6 +191,7 @@ VFS: dict[str, Any] = {
 """Other values of the settings of the entry in ``STARTED``."""
 
 TOGETHER = {
+    "attach.addresses": ("attach.interface",),
     "web.keyFile": ("web.certificateFile",),
     "web.clientCaFile": ("web.certificateFile",),
     "web.tokenFile": ("web.certificateFile",),

@@ -51,6 +51,11 @@ UNSHOWN = {
 }
 """Files that the verb `remembered` does not show, because nothing in them has to be forgotten by hand."""
 OTHER_WRITERS = {
+    "nodeagent/attach/plan_file.py": "read by nodeagent attach, and written again when it differs",
+    "nodeagent/attach/attach_files.py": "read by the doctor",
+    "nodeagent/attach/attach_stamps.py": "read by nodeagent attach; an Allocate fails without its stamp",
+    "nodeagent/attach/attached_spec.py": "read by container runtimes",
+    "nodeagent/attach/host_names.py": "of nodeagent attach, which is no agent",
     "nodeagent/dra/claim_files.py": "a form of the store, with a CDI spec beside each file",
     "nodeagent/kubelet/cdi_files.py": "read by container runtimes",
     "nodeagent/kubelet/device_info.py": "read by CNI plugins",

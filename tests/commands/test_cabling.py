@@ -237,6 +237,48 @@ def test_a_plan_finds_a_wrong_port_and_a_node_without_a_report(
     )
 
 
+def plan_object(name: str, content: str, **more: str) -> str:
+    """What `kubectl create configmap cabling-plan --from-file=FILE --dry-run=client` makes."""
+    data = {name: content, **more}
+    return json.dumps(
+        {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "cabling-plan"}, "data": data}
+    )
+
+
+def test_the_plan_may_be_among_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = hall()
+    planned = plan_of(made)
+    planned["su0-n02"]["rail1"]["port"] = "Eth1/64"
+    plan = write_plan(tmp_path / "plan.csv", planned)
+    reports = write(tmp_path / "links.json", made.reports())
+    source = tmp_path / "objects"
+    source.mkdir()
+    reports.rename(source / "links.json")
+    (source / "plan.json").write_text(plan_object("plan.csv", plan.read_text()))
+    found = states(capsys, "--from", source, "--plan", "-")
+    assert found == (1, {("elsewhere", "su0-n02", "rail1", "su0-leaf1", "su0-leaf1")})
+    assert found == states(capsys, "--from", source / "links.json", "--plan", plan)
+
+
+@pytest.mark.parametrize(
+    ("objects", "fault"),
+    [
+        ("", "no cabling plan for --plan -"),
+        (plan_object("a.csv", "x", **{"b.csv": "y"}), "2 cabling plans for --plan -"),
+        (plan_object("a.csv", "x"), "a.csv:1: "),
+    ],
+)
+def test_a_plan_that_is_not_among_the_objects_is_named(
+    objects: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "links.json", hall().reports())
+    if objects:
+        (tmp_path / "plan.json").write_text(objects)
+    assert main(["cabling", "--from", str(tmp_path), "--plan", "-"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, fault in said.err) == ("", True), said.err
+
+
 def test_cables_of_infiniband_come_from_the_operators_file_where_the_switch_does_not_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ CASES: dict[str, dict[str, str]] = {
     "run": {"wrong": "--root MACHINE --config BAD", "unknown": "--root NOWHERE"},
     "controller": {"wrong": "--fabric BAD"},
     "mps": {"unknown": "--root NOWHERE"},
+    "attach": {"unknown": "--root NOWHERE"},
     "demo": {"wrong": "--node a --faults x", "unknown": "--machine nosuch", "few": "--nodes 0"},
 }  # fmt: skip
 

@@ -97,6 +97,10 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "mps": {"enabled": True},
         "config": text("overlays/gpu-mps/nodeagent.yaml"),
     },
+    "overlays/attach": {
+        "attach": {"enabled": True},
+        "config": text("overlays/attach/nodeagent.yaml"),
+    },
     "overlays/volcano-deviceshare": {
         "nodeConditions": {"enabled": True},
         "volcanoDeviceshare": {"enabled": True},
@@ -176,7 +180,7 @@ def checksums(manifests: list[Manifest]) -> dict[str, str]:
     return {
         one["metadata"]["name"]: one["spec"]["template"]["metadata"]["annotations"].pop(CHECKSUM)
         for one in of_kind(manifests, "DaemonSet")
-        if one["metadata"]["name"] != "nodeagent-mps"  # it has no configuration
+        if one["metadata"]["name"] not in kustomize.BESIDE  # they have no configuration
     }
 
 
@@ -189,7 +193,7 @@ def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
         pod["volumes"].sort(key=itemgetter("name"))
         for container in pod["containers"]:
             container["volumeMounts"].sort(key=itemgetter("mountPath"))
-            container["env"].sort(key=itemgetter("name"))
+            container.get("env", []).sort(key=itemgetter("name"))
     return manifests
 
 
@@ -636,6 +640,7 @@ USING = [
     ("evictions", resource(enforcement="evict")),
     ("dra", resource(mode="dra")),
     ("mps", resource(enforcement="mps")),
+    ("attach", {"attach": {"interface": "rail{rail}"}}),
     ("migClaims", {"resources": [{"kind": "mig", "mode": "dra"}]}),
     ("volcanoDeviceshare", resource(volcano=True)),
 ]

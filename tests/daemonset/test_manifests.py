@@ -34,6 +34,7 @@ from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
 from nodeagent_lab.sim.machine import Machine
 from tests.support.findings import one_item
 from tests.support.manifests import (
+    BESIDE,
     DAEMONSET,
     OVERLAYS,
     ROOT,
@@ -287,6 +288,34 @@ def test_the_mps_daemons_have_the_folders_that_the_agent_mounts_into_containers(
     assert resource.enforcement == "mps"
 
 
+def test_the_part_that_moves_netdevs_has_the_folders_of_agent_runtime_and_kubelet() -> None:
+    manifests = built("overlays/attach")
+    (spec,) = pod_specs(named(manifests, "DaemonSet", "nodeagent-attach"))
+    (container,) = spec["containers"]
+    assert container["args"] == ["attach"]
+    assert spec["hostNetwork"] is True
+    options = cli._parser("attach").parse_args(["attach"])
+    for path in (
+        options.directory / "attach/plan.json",
+        options.cdi / "nodeagent-attached.json",
+        options.nri,
+        options.kubelet_dir / "pod-resources/kubelet.sock",
+        Path("/var/run/netns/cni-1"),
+    ):
+        mount = mount_of(container, str(path))
+        assert volume(spec, mount["name"])["hostPath"]["path"] == mount["mountPath"]
+        written = path.parent in (options.directory / "attach", options.cdi)
+        assert mount.get("readOnly", False) is not written
+    # Sandboxes that begin later have namespaces that this container must see.
+    assert mount_of(container, "/var/run/netns/x")["mountPropagation"] == "HostToContainer"
+    (agent,) = pod_specs(named(manifests, "DaemonSet", "nodeagent"))
+    state = mount_of(agent["containers"][0], f"/host{options.directory}/attach/plan.json")
+    assert volume(agent, state["name"])["hostPath"]["path"] == str(options.directory)
+    assert config("attach").attach.interface is not None
+    assert config("attach").health.state_directory == str(options.directory)
+    assert config("attach").cdi.directory == str(options.cdi)
+
+
 async def test_the_first_pod_requests_offered_resources() -> None:
     page = (ROOT / "docs" / "first-pod.md").read_text()
     (text,) = (
@@ -424,6 +453,7 @@ GRANTED_IN = {
     "overlays/kind": {"nodeagent": [], "machine": [], "faults": [], "controller": []},
     "overlays/observe": {"nodeagent": ["NET_RAW"]},
     "overlays/gpu-mps": GRANTED | {"mps": []},
+    "overlays/attach": GRANTED | {"attach": ["NET_ADMIN", "SYS_ADMIN"]},
     "overlays/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/mig-claims": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
@@ -470,7 +500,7 @@ def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> Non
     for one in of_kind(built(overlay), "DaemonSet"):
         (spec,) = pod_specs(one)
         assert spec["automountServiceAccountToken"] is False
-        if one["metadata"]["name"] == "nodeagent-mps":
+        if one["metadata"]["name"] in BESIDE:
             assert "token" not in {volume["name"] for volume in spec["volumes"]}
             continue
         for container in spec["initContainers"]:

@@ -87,7 +87,7 @@ def test_so_does_one_of_the_chart(overlay: str) -> None:
 
 def test_every_part_of_the_image_is_compared() -> None:
     seen = {name for overlay in FOLDERS for name in check(built(overlay))}
-    assert {"nodeagent", "vfs", "mps", "controller"} <= seen
+    assert {"nodeagent", "vfs", "mps", "attach", "controller"} <= seen
 
 
 def test_an_autoscaler_leaves_the_agent_what_its_start_needs() -> None:

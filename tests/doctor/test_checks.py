@@ -11,8 +11,10 @@ from msgspec import structs
 
 from nodeagent import doctor
 from nodeagent.agent_config import Config, load
+from nodeagent.attach.attach_files import AttachState, WaitingPod
 from nodeagent.doctor import (
     agent_checks,
+    attach_checks,
     capabilities,
     cluster_checks,
     configuration_checks,
@@ -455,6 +457,44 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ),
     ("warn mps_not_asked", mps_checks.mps_findings(mps_checks.MpsFacts(runs=True))),
     ("fix mps_daemon", mps_checks.mps_findings(mps_checks.MpsFacts(runs=True, gpus=((UUID, "ended"),)))),
+    (
+        "fix attach_not_running",
+        attach_checks.attach_findings(attach_checks.AttachFacts(runs=False)),
+    ),
+    (
+        "fix attach_runtime",
+        attach_checks.attach_findings(
+            attach_checks.AttachFacts(
+                runs=True, state=AttachState(obstacle="nri.sock: No such file or directory")
+            )
+        ),
+    ),
+    (
+        "fix attach_pod",
+        attach_checks.attach_findings(
+            attach_checks.AttachFacts(
+                runs=True,
+                state=AttachState(
+                    "containerd 2.1.9", pods=1, waiting=(WaitingPod("default/trainer", "busy"),)
+                ),
+            )
+        ),
+    ),
+    (
+        "fix attach_address",
+        attach_checks.attach_findings(
+            attach_checks.AttachFacts(
+                runs=True,
+                state=AttachState("containerd 2.1.9"),
+                vfs=1,
+                refusals=(("0000:18:00.2", "no number"),),
+            )
+        ),
+    ),
+    (
+        "note attach_unreadable",
+        attach_checks.attach_findings(attach_checks.AttachFacts(runs=False, error="denied")),
+    ),
     ("note mps_unreadable", mps_checks.mps_findings(mps_checks.MpsFacts(runs=False, error="denied"))),
     (
         "warn nvsentinel_absent",

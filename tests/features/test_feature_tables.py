@@ -23,9 +23,9 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 OF_AGENT = {
-    "nvsentinel", "nvsentinel.sentinel_settings", "nvsentinel.sentinel_task", "rail_probing",
-    "rail_probing.probe_task", "rail_probing.rail_settings", "seam", "volcano_deviceshare",
-    "volcano_deviceshare.deviceshare_task",
+    "netdevs_in_pods", "netdevs_in_pods.netdevs_task", "nvsentinel", "nvsentinel.sentinel_settings",
+    "nvsentinel.sentinel_task", "rail_probing", "rail_probing.probe_task", "rail_probing.rail_settings", "seam",
+    "volcano_deviceshare", "volcano_deviceshare.deviceshare_task",
 }  # fmt: skip
 OF_CONTROLLER = {
     "cluster_jobs", "min_links_marks", "other_programs", "other_programs.keeping", "other_programs.kept_settings",

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from nodeagent.facts.model import HEALTHY, DeviceNode, Function, Holding, Link, Snapshot
 from nodeagent.kinds import Refused
 from nodeagent.kinds.vf import VfPool
+from nodeagent.kubelet.cdi_files import needed_by
 from tests.support.kind_machines import SICK, answer_of, as_json, dgx, pf_of, vf_of
 
 RESOURCE = "nvidia-dgx-h100/nic0"
@@ -224,6 +225,37 @@ def shape(kind: VfPool, vf: Function) -> tuple[object, object, object]:
     nodes = [(it.host_path, it.container_path) for it in allocation.device_nodes]
     info = json.loads(dict(allocation.env)["PCIDEVICE_NVIDIA_DGX_H100_NIC0_INFO"])
     return nodes, info[vf.pci_address], json.loads(allocation.device_info[0].text)
+
+
+def test_a_container_names_the_cdi_device_of_each_netdev_that_is_to_be_in_its_pod() -> None:
+    """`nodeagent attach` alone defines these devices, so a runtime refuses the container until then."""
+    pool, ids = replace(NIC0, attach=True), ["0000:40:00.5", "0000:40:00.2"]
+    node = on_ethernet()
+    allocation = pool.allocate(node, ids)
+    assert allocation.cdi_devices == tuple(f"nodeagent.io/attached={id_}" for id_ in sorted(ids))
+    assert needed_by(allocation) == frozenset(), "the agent's own specs do not define them"
+    assert NIC0.allocate(node, ids).cdi_devices == ()
+
+
+def on_ethernet(**changes: object) -> Snapshot:
+    functions = (
+        replace(it, **({"link_type": "ethernet"} | changes)) if it.parent else it for it in dgx().functions
+    )
+    return replace(dgx(), functions=tuple(functions))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"driver": "vfio-pci", "vfio_group": "7", "rdma": None, "netdev": None},
+        {"vdpa": "/dev/vhost-vdpa-0"},
+        {"link_type": "infiniband"},
+    ],
+)
+def test_a_vf_without_a_netdev_of_ethernet_names_none(changes: dict[str, object]) -> None:
+    allocation = replace(NIC0, attach=True).allocate(on_ethernet(**changes), ["0000:40:00.2"])
+    assert allocation.env
+    assert allocation.cdi_devices == ()
 
 
 def test_a_plain_netdevice_gets_no_device_nodes() -> None:

@@ -78,6 +78,9 @@ class Written:
 
     write: Callable[[Allocation], object]
 
+    def stamped(self, allocation: Allocation) -> Allocation:
+        return allocation
+
     def due(self, allocation: Allocation) -> bool:
         return bool(allocation.device_info)
 

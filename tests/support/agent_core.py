@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.deliveries import Deliveries
@@ -21,4 +22,4 @@ class NoOffer:
 
 
 def agent_core() -> AgentCore:
-    return AgentCore(Inventory(), NoOffer(), Deliveries(), list, Tree("/"), asyncio.Event())
+    return AgentCore(Inventory(), NoOffer(), Deliveries(), list, Tree("/"), asyncio.Event(), Path("/nowhere"))

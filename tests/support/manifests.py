@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 DAEMONSET = ROOT / "daemonset"
 OVERLAYS = ("", *sorted(f"overlays/{path.name}" for path in (DAEMONSET / "overlays").iterdir()))
 """Every kustomization that a user can apply; the first is daemonset/ itself."""
+BESIDE = ("nodeagent-mps", "nodeagent-attach")
+"""DaemonSets beside that of the agents, without a configuration and without a token."""
 
 Manifest = dict[str, Any]
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -76,5 +76,7 @@ def _another(type_: inspect.Type, value: Any) -> Any:
         case inspect.VarTupleType(item_type=item):
             return [_another(item, None)]
         case inspect.StrType(pattern=pattern):
+            if "{" in (pattern or ""):  # a pattern of rails
+                return "10.{rail}.0.0/8" if "/" in (pattern or "") else "another{rail}"
             return "/run/another" if (pattern or "").startswith("^(/") else "another"
     raise AssertionError(f"no other value of {type_} is known")

@@ -174,6 +174,57 @@ def test_the_device_list_holds_the_numa_node_of_every_vf(run: Run) -> None:
     assert len(set(run.nic["numa_nodes"])) == 2
 
 
+# --- netdevs in pods --------------------------------------------------------------------------------------
+
+
+def test_vfs_go_into_pods_with_name_address_and_their_mac_and_reach_each_other(run: Run) -> None:
+    data = run.step("attached")
+    first, second = data["vfs"]
+    assert data["begun"]["pod"] == {
+        "rail0": in_pod(data, first, "10.100.16.7/16"),
+        "rail1": in_pod(data, second, "10.101.16.7/16"),
+    }
+    assert data["begun"]["other"] == {"rail0": in_pod(data, data["neighbor"], "10.100.32.7/16")}
+    assert set(data["begun"]["host"].values()) == {None}
+    assert data["begun"]["spec"] == sorted([first, second, data["neighbor"]])
+    assert data["datagram"] == "10.100.16.7"
+
+
+def in_pod(data: dict, vf: str, address: str) -> dict:
+    return {"pci": vf, "mac": data["macs"][vf], "mtu": 1500, "up": True, "addresses": [address]}
+
+
+def test_another_process_finds_the_vfs_in_their_pods(run: Run) -> None:
+    data = run.step("attached")
+    assert data["synchronized"]["pod"] == data["begun"]["pod"]
+    assert data["synchronized"]["spec"] == data["begun"]["spec"]
+
+
+def test_a_vf_whose_driver_is_loaded_again_returns_into_its_pod(run: Run) -> None:
+    data = run.step("attached")
+    vf = data["vfs"][0]
+    assert data["rebound"][vf] is not None  # the kernel makes the new netdev on the host
+    assert {name: link["pci"] for name, link in data["settled"]["pod"].items()} == {
+        "rail0": vf,
+        "rail1": data["vfs"][1],
+    }
+    assert data["settled"]["pod"]["rail0"]["addresses"] == ["10.100.16.7/16"]
+
+
+def test_vfs_of_ended_pods_are_on_the_host_under_their_names(run: Run) -> None:
+    data = run.step("attached")
+    left = {vf: data["before"][vf] for vf in data["vfs"]} | {data["neighbor"]: None}
+    assert data["ended"] == {"pod": {}, "host": left, "spec": [data["neighbor"]]}
+    assert data["all_ended"] == {"host": data["before"], "spec": []}
+
+
+def test_vfs_of_a_namespace_that_died_unseen_get_their_names_back(run: Run) -> None:
+    data = run.step("attached")
+    first, second, neighbor = *data["vfs"], data["neighbor"]
+    assert data["returned"] == {first: "rail0", second: "rail1", neighbor: "rail0b"}  # by the kernel
+    assert data["named"] == {"host": data["before"], "spec": []}
+
+
 # --- use --------------------------------------------------------------------------------------------------
 
 

@@ -131,7 +131,8 @@ def add_cabling(add: Add) -> None:
     plan.add_argument(
         "--plan",
         metavar="FILE",
-        help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/topology.md, The cabling of a hall)",
+        help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/topology.md, The cabling of a hall); with "
+        "--from, - is the ConfigMap cabling-plan among its objects",
     )
     plan.add_argument(
         "--order",
@@ -172,6 +173,12 @@ def add_maintain(add: Add) -> None:
         metavar="NAME",
         default=os.environ.get("NODEAGENT_AUTHOR") or os.environ.get("SUDO_USER"),
         help="who (default: NODEAGENT_AUTHOR, or the user of this shell)",
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE|DIR|-",
+        help="read Nodes and NodeLinks there (default: the cluster), and print the patches in place of writing them",
     )
     cluster_options(parser)
 

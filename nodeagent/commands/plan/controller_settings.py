@@ -20,6 +20,8 @@ from nodeagent.kube.resource import NODELINKS, Meta, Partial, Resource
 LABELS = {"app.kubernetes.io/name": "nodeagent", "app.kubernetes.io/component": "controller"}
 """Of the ConfigMap, in the manifest and in the chart."""
 KEY = "fabric.yaml"
+CABLING_PLAN = "cabling-plan"
+"""The ConfigMap among the objects of ``--from`` whose only file is the plan of ``nodeagent cabling --plan -``."""
 REMEDY = "the plan has the defaults, and gives up nothing that is published; name the file with --fabric"
 
 

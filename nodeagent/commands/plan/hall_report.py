@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.plan import planned_cables
+from nodeagent.commands.plan.controller_settings import CABLING_PLAN
 from nodeagent.commands.plan.planned_cables import CablingPlan
 from nodeagent.commands.plan.port_order import NodePort, deviations
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
@@ -27,7 +28,7 @@ from nodeagent.config.file_errors import ConfigError
 from nodeagent.console.json_document import camel
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.terminal import columns, screen
-from nodeagent.console.user_files import UserFileError
+from nodeagent.console.user_files import UserFileError, source_name
 from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
@@ -352,11 +353,27 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[CheckedLin
         for name in (link.name, link.netdev, link.pci_address)
         if name
     }
-    planned = None if options.plan is None else planned_cables.read_planned_cables(options.plan, nodes, names)
+    planned = None
+    if options.plan == "-" and options.source is not None:
+        planned = planned_cables.planned_cables_of(*_given_plan(preview, options.source), nodes, names)
+    elif options.plan is not None:
+        planned = planned_cables.read_planned_cables(options.plan, nodes, names)
     if planned is not None:
         _print_not_compared(planned.left_out, links_beside_plan(reports, planned))
     links = check_hall(reports, preview, planned, order=options.order)
     return preview.origin(options.source, time.time()), links
+
+
+def _given_plan(preview: Preview, source: str) -> tuple[str, str]:
+    """Text and name of the cabling plan among the objects. Raises ``UserFileError``."""
+    files = [(text, name) for one in preview.plans for name, text in one.data.items()]
+    if len(files) != 1:
+        fault = f"{len(files)} cabling plans for --plan -" if files else "no cabling plan for --plan -"
+        expected = f"one ConfigMap {CABLING_PLAN} with one file: kubectl create configmap {CABLING_PLAN} "
+        raise UserFileError(
+            source_name(source), fault, f"{expected}--from-file=FILE --dry-run=client -o yaml"
+        )
+    return files[0]
 
 
 def _print_not_compared(cables: int, links: list[tuple[str, str]]) -> None:

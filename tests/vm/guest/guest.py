@@ -51,7 +51,8 @@ from ground import (
 
 sys.path[:0] = SITE
 
-import rails  # noqa: E402 - it needs the installed wheel
+import attached  # noqa: E402 - they need the installed wheel
+import rails  # noqa: E402
 
 from nodeagent_lab.sim.kubelet import Admission, Kubelet, PodSpec  # noqa: E402
 
@@ -271,6 +272,12 @@ class Guest:
             "updates": self.updates_since(mark),
             "devices": self.kubelet_devices(),
         }
+
+    async def attached(self) -> Json:
+        """Move VFs into pods as `nodeagent attach` does; the agent and the kubelet look on."""
+        data = await attached.steps(PFS, PLAN["vf_driver"])
+        await self.until_healthy(lambda _pf: True)
+        return data
 
     async def held(self) -> Json:
         """Set two VFs as SR-IOV CNI does, one for a pod and one in a namespace; then apply the configuration."""

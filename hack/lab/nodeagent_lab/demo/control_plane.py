@@ -231,9 +231,11 @@ class DemoCluster:
     def _publish(self, node: str, inventory: Inventory) -> None:
         inventory.publish("pci", **self.fabric.facts(node))
         if held := self.fabric.held(node):
-            pods = ((*pod.split("/"), vfs) for pod, vfs in held.items())
-            holdings = tuple(Holding(space, name, "main", "nic", vfs) for space, name, vfs in pods)
-            inventory.publish("pods", holdings=holdings)
+            holdings = (
+                Holding(*pod.split("/", 1), container="main", resource="nic", device_ids=vfs)
+                for pod, vfs in held.items()
+            )
+            inventory.publish("pods", holdings=tuple(holdings))
 
     def run_job(self, name: str, nodes: Sequence[str], since: float) -> None:
         """Let a Job run since then (Unix time): a pod on each node, with a VF of each rail. The agents report them."""

@@ -1,0 +1,89 @@
+"""The settings of netdevs in pods."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from nodeagent.attach.address_plan import AddressPlan, interface_complaint, pattern_complaint
+from nodeagent.config.file_errors import Conflict, quote
+from nodeagent.config.formats import form
+from nodeagent.config.setting import Settings, setting
+
+
+def _interface_complaint(text: str) -> str | None:
+    fault = interface_complaint(text)
+    return None if fault is None else f"{quote(text)}: {fault}"
+
+
+def _prefix_complaint(text: str) -> str | None:
+    fault = pattern_complaint(text)
+    return None if fault is None else f"{quote(text)}: {fault}"
+
+
+_Interface = Annotated[
+    str, form("[a-zA-Z0-9_.{}+-]{1,32}", "a name with {rail}", at_most=32, check=_interface_complaint)
+]
+_PrefixPattern = Annotated[
+    str,
+    form(
+        "[0-9a-fA-F.:{}+ril]{1,80}/[0-9]{1,3}",
+        "a prefix with {rail}, such as 10.{100+rail}.0.0/16",
+        at_most=84,
+        check=_prefix_complaint,
+    ),
+]
+
+
+class AttachSettings(Settings, frozen=True, kw_only=True):
+    """How the netdevs of VFs come into the pods that hold them."""
+
+    interface: Annotated[
+        _Interface | None,
+        setting(
+            "Name of a VF's netdev in its pod, such as rail{rail}; {rail} is the number of the rail, {rail+N} a sum. A "
+            "second VF of a rail has a letter more: rail3b. Needs overlays/attach on the node. null: netdevs stay on "
+            "the host, and a CNI plugin such as Multus moves them."
+        ),
+    ] = None
+    addresses: Annotated[
+        _PrefixPattern | None,
+        setting(
+            "Prefix of each rail, such as 10.{100+rail}.0.0/16 or fd00:{rail}::/64, from which the address of a VF "
+            "follows. IPv4: the number of the node, which is that of its PF's own address in the prefix, in the part "
+            "of the VF's index. IPv6: the MAC address. null: pods configure their addresses."
+        ),
+    ] = None
+    nodes: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=2**20)],
+        setting(
+            "Highest number of a node, with IPv4 `addresses`: the PFs of a rail have the first so many addresses of "
+            "its prefix. The same on all nodes."
+        ),
+    ] = 1000
+    vfs: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=256)],
+        setting("The most VFs of a PF, with IPv4 `addresses`. The same on all nodes: it divides the prefix."),
+    ] = 8
+
+    @property
+    def address_plan(self) -> AddressPlan | None:
+        return None if self.addresses is None else AddressPlan(self.addresses, self.nodes, self.vfs)
+
+
+def attach_conflicts(settings: AttachSettings, *, vfs_by_claims: bool) -> Iterator[Conflict]:
+    """Yield the settings that do not fit, below ``attach``. ``vfs_by_claims``: an entry of VFs has mode dra."""
+    if settings.interface is not None and vfs_by_claims:
+        yield Conflict(
+            (("interface",),),
+            "netdevs of VFs with mode dra stay on the host: only those of device plugins are moved; leave "
+            "attach.interface out, or set mode devicePlugin",
+        )
+    if settings.addresses is not None and settings.interface is None:
+        yield Conflict(
+            (("addresses",), ("interface",)),
+            "addresses are given to netdevs in pods: set attach.interface too",
+        )
+    if (plan := settings.address_plan) is not None:
+        for fault in plan.faults():
+            yield Conflict((("addresses",), ("nodes",), ("vfs",)), fault)

@@ -1,0 +1,104 @@
+"""The netdevs of the VFs of this node, wherever they are: on the host or in a pod. Every call blocks.
+
+Each opens the namespaces that it needs, by their paths, and closes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection
+from contextlib import suppress
+
+from nodeagent.attach.host_names import HostNames
+from nodeagent.attach.pod_netdevs import (
+    HOST_NAMESPACE,
+    AttachError,
+    DeviceOf,
+    OpenNamespace,
+    attach,
+    devices_in,
+    give_back,
+    open_namespace,
+    pci_device,
+    restore_name,
+)
+from nodeagent.attach.pod_plan import AttachPlan, PodLink, has_our_name
+from nodeagent.host.netlink.message import NetlinkError
+from nodeagent.host.netlink.netdevs import Netdev
+
+log = logging.getLogger(__name__)
+
+
+class NodeNetdevs:
+    """``device_of`` is the kernel's own word, and ``host`` the namespace of this process, except in tests and the
+    laboratory. Raises ``AttachError`` and ``NetlinkError``."""
+
+    def __init__(
+        self, names: HostNames, device_of: DeviceOf = pci_device, host: str = HOST_NAMESPACE
+    ) -> None:
+        self._names, self._device_of, self._host = names, device_of, host
+
+    def on_host(self, plan: AttachPlan) -> dict[str, Netdev]:
+        """Return the netdevs of devices on the host, by PCI address, and keep the names of VFs among them."""
+        with open_namespace(self._host) as host:
+            return self._learn(host, plan)
+
+    def inside(self, network: str) -> dict[str, Netdev]:
+        """The netdevs of devices in the namespace of a sandbox, by PCI address; none if it is gone."""
+        if network:
+            with suppress(AttachError, NetlinkError), open_namespace(network) as place:
+                return devices_in(place, self._device_of)
+        return {}
+
+    def attach(self, network: str, links: Collection[PodLink]) -> dict[str, Netdev]:
+        """Give a pod these netdevs, and return those that it has then."""
+        with open_namespace(self._host) as host, open_namespace(network) as there:
+            self._names.leave({link.device for link in links} - devices_in(there, self._device_of).keys())
+            attach(host, there, links, self._names.known, self._device_of)
+            return devices_in(there, self._device_of)
+
+    def give_back(self, network: str, devices: Collection[str], plan: AttachPlan | None) -> None:
+        """Put the netdevs of these VFs that are in a pod by us back to the host."""
+        with open_namespace(self._host) as host, open_namespace(network) as pod:
+            present = devices_in(pod, self._device_of)
+            for device in devices:
+                netdev = present.get(device)
+                if netdev is None or not self._is_ours(plan, device, netdev.name):
+                    continue
+                if not give_back(host, pod, device, self._names.known.get(device), self._device_of):
+                    log.warning("A VF does not leave its pod. vf=%s namespace=%s", device, network)
+
+    def restore_names(self, plan: AttachPlan) -> dict[str, Netdev]:
+        """Give VFs that came back by themselves their names on the host. Return the netdevs there, as before."""
+        with open_namespace(self._host) as host:
+            found = self._learn(host, plan)
+            for device, netdev in found.items():
+                if device in plan.vfs and self._is_foreign(plan, device, netdev.name):
+                    restore_name(host, netdev, self._names.known.get(device))
+            return found
+
+    def _learn(self, host: OpenNamespace, plan: AttachPlan) -> dict[str, Netdev]:
+        found = devices_in(host, self._device_of)
+        self._names.learn(
+            {
+                device: netdev.name
+                for device, netdev in found.items()
+                if device in plan.vfs and not self._is_foreign(plan, device, netdev.name)
+            }
+        )
+        return found
+
+    def _is_ours(self, plan: AttachPlan | None, device: str, name: str) -> bool:
+        """Whether a netdev in a pod is there by us; the pod may have renamed it, the file of names may be lost."""
+        if plan is None or device not in plan.vfs:
+            return True
+        return device in self._names.away or has_our_name(plan, device, name)
+
+    def _is_foreign(self, plan: AttachPlan, device: str, name: str) -> bool:
+        """Whether a VF on the host has a name from a pod, or one that the kernel made because that was taken."""
+        return (
+            self._names.is_foreign(device, name)
+            or has_our_name(plan, device, name)
+            or re.fullmatch(r"dev[0-9]+", name) is not None
+        )

@@ -1,0 +1,162 @@
+"""Move the netdevs of VFs into the network namespace of a pod, and back. Every call blocks.
+
+* A VF is found by its PCI address in the host's namespace or in the pod's, never by a name.
+* All VFs of a pod come or none: what this call has moved goes back if a step fails. Each step may be repeated.
+* A netdev that is in the pod under another name was moved by somebody else, such as a CNI plugin: it stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from errno import EEXIST, ENOENT
+from typing import NamedTuple
+
+from nodeagent.attach.pod_plan import PodLink
+from nodeagent.base.bounded_calls import enter
+from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
+from nodeagent.host.netlink.namespaces import ARP_ANNOUNCE, ARP_IGNORE, NamespaceNetdevs
+from nodeagent.host.netlink.netdevs import Netdev
+
+log = logging.getLogger(__name__)
+
+DeviceOf = Callable[[Netdev], str | None]
+"""The PCI address of the VF that a netdev belongs to. The kernel names it since Linux 5.14."""
+_SYSCTLS = {ARP_IGNORE: 1, ARP_ANNOUNCE: 2}
+"""Each NIC answers for its own addresses only: by default each one answers for all addresses of the pod."""
+_FREE_NAME = "dev%d"
+HOST_NAMESPACE = "/proc/self/ns/net"
+
+
+class AttachError(Exception):
+    """A netdev could not be moved. The message names the VF, the step and the cause."""
+
+
+def pci_device(netdev: Netdev) -> str | None:
+    return netdev.pci_address
+
+
+class OpenNamespace(NamedTuple):
+    """The netdevs of one namespace, with its descriptor."""
+
+    descriptor: int
+    netdevs: NamespaceNetdevs
+
+
+@contextmanager
+def open_namespace(path: str) -> Iterator[OpenNamespace]:
+    """Open a network namespace. Raises ``AttachError``."""
+    enter(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise AttachError(f"the network namespace {path} cannot be opened: {error.strerror}") from error
+    with ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        try:
+            place = OpenNamespace(descriptor, stack.enter_context(NamespaceNetdevs(descriptor)))
+        except (NetlinkError, TimeoutError) as error:
+            raise AttachError(f"{path}: {error}") from error
+        yield place
+
+
+def attach(
+    host: OpenNamespace,
+    pod: OpenNamespace,
+    links: Iterable[PodLink],
+    names: Mapping[str, str],
+    device_of: DeviceOf,
+) -> None:
+    """Give a pod these netdevs. ``names`` are those on the host, by PCI address. Raises ``AttachError``."""
+    moved: list[str] = []
+    step, link = "", None
+    try:
+        for link in links:
+            step = "find"
+            there = _find(pod, link.device, device_of)
+            if there is None:
+                here = _find(host, link.device, device_of)
+                if here is None:
+                    raise NetlinkError("its netdev is neither on the host nor in the pod")
+                moved.append(link.device)
+                step = "move"
+                enter(f"move {link.device}")
+                host.netdevs.move(here.ifindex, pod.descriptor, link.name)
+                there = _find(pod, link.device, device_of)
+                if there is None:
+                    raise NetlinkError("its netdev left the host and is not in the pod")
+            elif there.name == names.get(link.device):  # an end between the two halves of a move
+                step = "name"
+                pod.netdevs.rename(there.ifindex, link.name)
+            elif there.name != link.name:
+                continue
+            step = "set up"
+            enter(f"set up {link.device}")
+            pod.netdevs.set_up(there.ifindex, link.mtu, _SYSCTLS)
+            if link.address is not None:
+                step = "address"
+                pod.netdevs.add_address(there.ifindex, link.address)
+                pod.netdevs.route_by_source(there.ifindex, link.address, link.table)
+    except NetlinkError as error:
+        assert link is not None
+        for device in reversed(moved):
+            give_back(host, pod, device, names.get(device), device_of)
+        taken = (
+            f"; the pod has a netdev {link.name} already"
+            if _taken(error) and step in ("move", "name")
+            else ""
+        )
+        raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}") from error
+
+
+def give_back(
+    host: OpenNamespace, pod: OpenNamespace, device: str, name: str | None, device_of: DeviceOf
+) -> bool:
+    """Put a netdev of a pod back to the host, down, under its name there or a free one. Return whether it is there now;
+    it never was in the pod, or cannot leave it, otherwise."""
+    with suppress(NetlinkError):
+        there = _find(pod, device, device_of)
+        for target in (name, _FREE_NAME):
+            if there is None:
+                break
+            if target is not None:
+                with suppress(NetlinkRefusedError):
+                    pod.netdevs.move(there.ifindex, host.descriptor, target)
+            there = _find(pod, device, device_of)
+        here = _find(host, device, device_of)
+        if here is not None and name is not None and here.name != name:
+            _rename(host, here, name)
+        return here is not None
+    return False
+
+
+def restore_name(host: OpenNamespace, netdev: Netdev, name: str | None) -> None:
+    """Give a VF on the host its name there: the kernel returns the netdevs of a namespace that died under the pod's
+    name, or as ``dev0``. If another netdev has the name now, it stays as it is."""
+    if name not in (None, netdev.name):
+        _rename(host, netdev, name)
+
+
+def devices_in(place: OpenNamespace, device_of: DeviceOf) -> dict[str, Netdev]:
+    """The netdevs of a namespace that belong to a device, by PCI address. Raises ``NetlinkError``."""
+    found = {device_of(netdev): netdev for netdev in place.netdevs.read()}
+    return {device: netdev for device, netdev in found.items() if device is not None}
+
+
+def _find(place: OpenNamespace, device: str, device_of: DeviceOf) -> Netdev | None:
+    return devices_in(place, device_of).get(device)
+
+
+def _rename(host: OpenNamespace, netdev: Netdev, name: str) -> None:
+    try:
+        host.netdevs.rename(netdev.ifindex, name)
+        log.info("A VF has its name on the host again. netdev=%s was=%s", name, netdev.name)
+    except NetlinkRefusedError as error:
+        if error.code != EEXIST:
+            log.warning("A VF cannot be renamed. netdev=%s name=%s reason=%r", netdev.name, name, str(error))
+
+
+def _taken(error: NetlinkError) -> bool:
+    return isinstance(error, NetlinkRefusedError) and error.code in (EEXIST, ENOENT)

@@ -1,0 +1,79 @@
+"""The agent's plan for each VF, and what follows from it for the VFs of one pod. Pure.
+
+The agent writes the plan into its state folder; ``nodeagent attach`` reads it there. So neither waits for the other,
+and the last plan stands while the agent is away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_interface
+
+from msgspec import Struct
+
+from nodeagent.attach.address_plan import OF_A_RAIL_MAX, AddressPlanError, VfAddress, interface_name
+
+_TABLE_FIRST = 1000
+"""Of the routing tables in a pod: above those with names, 253 to 255."""
+
+
+class PlannedVf(Struct, frozen=True):
+    """``address`` is that in a pod, with the length of its prefix. ``refusal`` says why there is none although the
+    settings ask for one. ``mtu`` is that of the PF; ``None``: as it is."""
+
+    rail: int
+    mtu: int | None = None
+    address: str | None = None
+    refusal: str = ""
+
+
+class AttachPlan(Struct, frozen=True):
+    """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address. ``on``: new
+    pods get netdevs; otherwise only those that have some keep them until their end."""
+
+    interface: str
+    vfs: Mapping[str, PlannedVf]
+    on: bool = True
+
+
+class PodLink(Struct, frozen=True):
+    """The netdev of one VF in its pod. ``table`` is its routing table, and the priority of its rule."""
+
+    device: str
+    name: str
+    mtu: int | None
+    address: VfAddress | None
+    table: int
+
+
+def pod_links(plan: AttachPlan, devices: Iterable[str]) -> tuple[PodLink, ...]:
+    """The netdevs of a pod that holds these VFs, by rail and PCI address. VFs that are not planned have none.
+
+    Equal VFs give equal links, whatever their order. Raises ``AddressPlanError``.
+    """
+    places: Counter[int] = Counter()
+    links = []
+    held = sorted({device for device in devices if device in plan.vfs})
+    for device in sorted(held, key=lambda device: (plan.vfs[device].rail, device)):
+        vf = plan.vfs[device]
+        if vf.refusal:
+            raise AddressPlanError(f"{device} has no address: {vf.refusal}")
+        place = places[vf.rail]
+        places[vf.rail] += 1
+        links.append(
+            PodLink(
+                device,
+                interface_name(plan.interface, vf.rail, place),
+                vf.mtu,
+                None if vf.address is None else ip_interface(vf.address),
+                _TABLE_FIRST + vf.rail * OF_A_RAIL_MAX + place,
+            )
+        )
+    return tuple(links)
+
+
+def has_our_name(plan: AttachPlan, device: str, name: str) -> bool:
+    """Whether a netdev in a pod has a name that we give to this VF: another one was moved by somebody else."""
+    rail = plan.vfs[device].rail
+    return any(name == interface_name(plan.interface, rail, place) for place in range(OF_A_RAIL_MAX))

@@ -1,0 +1,162 @@
+"""Read and change the netdevs of any network namespace by rtnetlink.
+
+A netlink socket belongs to the namespace in which it was made, whoever uses it. So only the making of the socket needs
+a thread in that namespace, and the thread ends at once. Entering needs CAP_SYS_ADMIN, changes need CAP_NET_ADMIN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from errno import EEXIST
+from ipaddress import IPv4Interface, IPv6Interface
+
+from nodeagent.base.bounded_calls import within
+from nodeagent.host.netlink.message import (
+    ERROR,
+    NetlinkError,
+    NetlinkRefusedError,
+    attribute,
+    error_of,
+    messages,
+    nest,
+    u32,
+)
+from nodeagent.host.netlink.netdevs import Netdev, netdev_of
+from nodeagent.host.netlink.socket import NetlinkSocket
+
+_CLONE_NEWNET = 0x4000_0000  # include/uapi/linux/sched.h
+_ENTER_S = 5.0
+
+# include/uapi/linux/netlink.h
+_F_ACK, _F_REPLACE, _F_EXCLUSIVE, _F_CREATE = 0x4, 0x100, 0x200, 0x400
+# include/uapi/linux/rtnetlink.h
+_NEWLINK, _GETLINK, _NEWADDR, _NEWROUTE, _NEWRULE = 16, 18, 20, 24, 32
+_LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, ARPHRD, ifindex, flags, change
+_ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, ifindex
+_ROUTE = struct.Struct("=BBBBBBBBI")
+"""struct rtmsg: family, lengths of destination and source, TOS, table, protocol, scope, type, flags. struct
+fib_rule_hdr has the same sizes, with the action in the place of the type."""
+_IFF_UP = 1
+# include/uapi/linux/if_link.h
+_IFNAME, _MTU, _AF_SPEC, _NET_NS_FD, _EXT_MASK = 3, 4, 26, 28, 29
+_INET_CONF, _SKIP_STATISTICS = 1, 8
+ARP_ANNOUNCE, ARP_IGNORE = 18, 19
+"""IPV4_DEVCONF_*, include/uapi/linux/ip.h: the sysctls of a netdev."""
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFA_NODAD = 0x02  # IFA_F_NODAD, include/uapi/linux/if_addr.h
+_RTA_DST, _RTA_OIF, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 7, 15
+_FRA_SRC, _FRA_PRIORITY, _FRA_TABLE = 2, 6, 15
+_STATIC, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST, _TO_TABLE = 4, 0, 253, 1, 1
+
+
+class NamespaceNetdevs(NetlinkSocket):
+    """The netdevs of one network namespace. Use it from one thread at a time; every call blocks.
+
+    ``namespace`` is an open descriptor of it, ``None`` for that of this process. Each change raises
+    ``NetlinkRefusedError`` where the kernel refuses it.
+    """
+
+    def __init__(self, namespace: int | None) -> None:
+        self._namespace = namespace
+        super().__init__(socket.NETLINK_ROUTE, "rtnetlink")
+
+    def _open(self) -> socket.socket:
+        if (namespace := self._namespace) is None:
+            return super()._open()
+
+        def enter() -> socket.socket:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace, _CLONE_NEWNET) != 0:
+                code = ctypes.get_errno()
+                raise NetlinkError(f"cannot enter the network namespace: {os.strerror(code)}")
+            return super(NamespaceNetdevs, self)._open()
+
+        return within("network namespace", _ENTER_S, enter)
+
+    def read(self) -> tuple[Netdev, ...]:
+        body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(_EXT_MASK, u32(_SKIP_STATISTICS))
+        return tuple(self.dump(_GETLINK, body, netdev_of))
+
+    def move(self, ifindex: int, namespace: int, name: str) -> None:
+        """Set a netdev down and put it into the namespace of this descriptor under a new name, in one request. A name
+        with ``%d`` gets a free number. MAC address and ifindex stay where they are free.
+
+        **A refusal may come after the move**: of a name that is taken there (EEXIST) the kernel moves the netdev under
+        its old name first. Look where it is."""
+        attrs = attribute(_NET_NS_FD, u32(namespace)) + _text(_IFNAME, name)
+        self._change(_NEWLINK, 0, _link(ifindex, up=False) + attrs)
+
+    def rename(self, ifindex: int, name: str) -> None:
+        """Set a netdev down and rename it."""
+        self._change(_NEWLINK, 0, _link(ifindex, up=False))
+        self._change(_NEWLINK, 0, _LINK.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0) + _text(_IFNAME, name))
+
+    def set_up(self, ifindex: int, mtu: int | None, conf: Mapping[int, int]) -> None:
+        """Set MTU and IPv4 sysctls of a netdev (``ARP_IGNORE``, …), and set it up, in one request."""
+        values = b"".join(attribute(which, u32(value)) for which, value in sorted(conf.items()))
+        attrs = nest(_AF_SPEC, nest(socket.AF_INET, nest(_INET_CONF, values))) if conf else b""
+        attrs += b"" if mtu is None else attribute(_MTU, u32(mtu))
+        self._change(_NEWLINK, 0, _link(ifindex, up=True) + attrs)
+
+    def add_address(self, ifindex: int, address: IPv4Interface | IPv6Interface) -> None:
+        """Give a netdev an address, unless it has it. IPv6: programs can use it at once, because the kernel does not
+        look for a duplicate first, which takes up to two seconds."""
+        raw, flags = address.ip.packed, _IFA_NODAD if address.version == 6 else 0
+        body = _ADDRESS.pack(_family(address), address.network.prefixlen, flags, _SCOPE_UNIVERSE, ifindex)
+        self._add(_NEWADDR, body + attribute(_IFA_LOCAL, raw) + attribute(_IFA_ADDRESS, raw))
+
+    def route_by_source(self, ifindex: int, address: IPv4Interface | IPv6Interface, table: int) -> None:
+        """Send what has this source address through this netdev: a table with its prefix, and a rule."""
+        network, family, bits = address.network, _family(address), address.max_prefixlen
+        scope = _SCOPE_LINK if address.version == 4 else _SCOPE_UNIVERSE
+        route = (
+            _ROUTE.pack(family, network.prefixlen, 0, 0, 0, _STATIC, scope, _UNICAST, 0),
+            attribute(_RTA_DST, network.network_address.packed),
+            attribute(_RTA_OIF, u32(ifindex)),
+            attribute(_RTA_TABLE, u32(table)),
+            attribute(_RTA_PREFSRC, address.ip.packed) if address.version == 4 else b"",
+        )
+        self._change(_NEWROUTE, _F_CREATE | _F_REPLACE, b"".join(route))
+        rule = (
+            _ROUTE.pack(family, 0, bits, 0, 0, 0, 0, _TO_TABLE, 0),
+            attribute(_FRA_SRC, address.ip.packed),
+            attribute(_FRA_PRIORITY, u32(table)),
+            attribute(_FRA_TABLE, u32(table)),
+        )
+        self._add(_NEWRULE, b"".join(rule))
+
+    def _add(self, kind: int, body: bytes) -> None:
+        try:
+            self._change(kind, _F_CREATE | _F_EXCLUSIVE, body)
+        except NetlinkRefusedError as error:
+            if error.code != EEXIST:
+                raise
+
+    def _change(self, kind: int, flags: int, body: bytes) -> None:
+        try:
+            sequence = self._send(kind, flags | _F_ACK, body)
+            while True:
+                for answer, _, answered, payload in messages(self._receive()):
+                    if answered == sequence and answer == ERROR:
+                        if code := error_of(payload):
+                            raise NetlinkRefusedError(self._family, code)
+                        return
+        except OSError as error:
+            self._failed(error)
+            raise NetlinkError(f"{self._family}: the kernel's answer to a change was lost") from error
+
+
+def _link(ifindex: int, *, up: bool) -> bytes:
+    return _LINK.pack(socket.AF_UNSPEC, 0, ifindex, _IFF_UP if up else 0, _IFF_UP)
+
+
+def _text(kind: int, text: str) -> bytes:
+    return attribute(kind, text.encode("utf-8", "surrogateescape") + b"\0")
+
+
+def _family(address: IPv4Interface | IPv6Interface) -> int:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6

@@ -1,0 +1,44 @@
+"""The settings of netdevs in pods: what `nodeagent config check` refuses, with the remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.agent_config import Config, load
+from nodeagent.config.file_errors import ConfigError
+
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+
+
+def test_netdevs_stay_on_the_host_by_default() -> None:
+    assert Config().attach.interface is None
+
+
+def test_a_plan_that_fits_is_accepted() -> None:
+    read = load(
+        f'{HEAD}attach: {{interface: "rail{{rail}}", addresses: "10.{{100+rail}}.0.0/16", nodes: 4094}}\n',
+        name="f",
+    )
+    assert (read.attach.interface, read.attach.nodes) == ("rail{rail}", 4094)
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "why"),
+    [
+        ("interface: rail", 4, "it needs {rail}"),
+        ('interface: "{rail*2}"', 4, "attach.interface"),
+        ('interface: "rail{rail-1}"', 4, "braces hold the number of the rail"),
+        ('interface: "rail{rail}"\n  addresses: "10.0.0.0/16"', 5, "so that each rail has its own"),
+        ('interface: "rail{rail}"\n  addresses: "10.{rail}.0.0/24"', 5, "has numbers for 14 nodes with 8 VFs"),
+        ('interface: "rail{rail}"\n  addresses: "10.{rail}.0.1/16"', 5, "has host bits set"),
+        ('interface: "rail{rail}"\n  addresses: "fd00:{rail}::/80"', 5, "use a prefix of /64 or shorter"),
+        ('addresses: "10.{rail}.0.0/16"', 4, "set attach.interface too"),
+        ('interface: "rail{rail}"\nresources: [{kind: vf, mode: dra}]', 4, "netdevs of VFs with mode dra stay"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_at_its_line(section: str, line: int, why: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(f"{HEAD}attach:\n  {section}\n", name="f")
+    assert [(fault.line, why in f"{fault.path} {fault.message}") for fault in refused.value.errors] == [
+        (line, True)
+    ]

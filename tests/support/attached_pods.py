@@ -1,0 +1,167 @@
+"""A node whose VFs are veths, with pods that are network namespaces: for the parts that move netdevs.
+
+A VF is known by its MAC address, because a veth has no PCI address: ``02:aa:00:00:03:01`` is VF 1 of 0000:03:00.0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nodeagent.attach.attach_stamps import AttachStamps
+from nodeagent.attach.attached_spec import AttachedSpec
+from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
+from nodeagent.attach.host_names import HostNames
+from nodeagent.attach.node_netdevs import NodeNetdevs
+from nodeagent.attach.nri_plugin import Sandbox
+from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.facts.allocation import Allocation
+from nodeagent.facts.model import Holding
+from nodeagent.host.netlink.netdevs import Netdev
+from tests.support.namespaces import Netns
+
+
+def vf(rail: int, index: int = 0) -> str:
+    """The PCI address of a VF."""
+    return f"0000:{rail:02x}:00.{index + 2}"
+
+
+def device_of(netdev: Netdev) -> str | None:
+    mac = netdev.mac
+    return vf(mac[4], mac[5]) if mac and mac[:4] == b"\x02\xaa\x00\x00" else None
+
+
+class AttachedNode:
+    """``attachments`` is the part that is tested; ``restarted`` makes another one, as after a kill."""
+
+    def __init__(self, folder: Path, rails: int = 2, vfs: int = 2) -> None:
+        self.host, self.far = Netns(), Netns()
+        self.folder = folder
+        self.vfs = [(rail, index) for rail in range(rails) for index in range(vfs)]
+        for rail, index in self.vfs:
+            self.host.ip(
+                f"link add {self.host_name(rail, index)} address 02:aa:00:00:{rail:02x}:{index:02x} type veth "
+                f"peer name far{rail}-{index} netns {self.far.path}"
+            )
+        self.plan: AttachPlan | None = AttachPlan(
+            "rail{rail}",
+            {
+                vf(rail, index): PlannedVf(rail, 4200, f"10.{100 + rail}.{16 * (index + 1)}.7/16")
+                for rail, index in self.vfs
+            },
+        )
+        self.holdings: list[Holding] | None = []
+        self.unlisted: set[tuple[str, str]] = set()
+        """Pods that the kubelet does not list yet."""
+        self.asked = 0
+        self.at_list: Callable[[], object] = lambda: None
+        """Called while the kubelet answers."""
+        self.stamps = AttachStamps(folder)
+        self.allocated: dict[str, str] = {}
+        """The CDI device that the last container of each VF names."""
+        self.attachments = self.restarted()
+        self.pods: dict[str, Netns] = {}
+
+    def close(self) -> None:
+        for ns in (*self.pods.values(), self.host, self.far):
+            ns.__exit__()
+
+    def restarted(self) -> Attachments:
+        self.attachments = Attachments(
+            lambda: self.plan,
+            self._held,
+            AttachedSpec(self.folder / "cdi"),
+            self.stamps,
+            NodeNetdevs(HostNames(self.folder), device_of, self.host.path),
+        )
+        return self.attachments
+
+    async def _held(self) -> KubeletList:
+        answer, self.asked = self.holdings, self.asked + 1
+        self.at_list()
+        if answer is None:
+            raise HoldingsError("the kubelet does not answer")
+        return KubeletList(frozenset(("default", pod) for pod in self.pods) - self.unlisted, tuple(answer))
+
+    @staticmethod
+    def host_name(rail: int, index: int = 0) -> str:
+        return f"ens{rail}v{index}"
+
+    def pod(self, name: str, *devices: str) -> tuple[Sandbox, Netns]:
+        """A sandbox of a new pod, which holds these VFs. Its path goes with its namespace, as a runtime's file does."""
+        ns = self.pods[name] = Netns()
+        self.allocate(*devices)
+        if devices and self.holdings is not None:
+            self.holdings.append(Holding("default", name, "main", "example.com/nic", devices))
+        path = self.folder / f"cni-{name}"
+        path.symlink_to(ns.path)
+        return Sandbox(f"sandbox-{name}", "default", name, f"uid-{name}", str(path)), ns
+
+    def allocate(self, *devices: str) -> None:
+        """As the agent answers the kubelet for one container."""
+        names = tuple(f"nodeagent.io/attached={device}" for device in devices)
+        allocation = self.stamps.stamped(Allocation(cdi_devices=names))
+        self.stamps.write(allocation)
+        self.allocated |= {
+            device: name.partition("=")[2]
+            for device, name in zip(devices, allocation.cdi_devices, strict=True)
+        }
+
+    def long_after_the_allocation(self) -> None:
+        """The last allocation was a minute ago."""
+        folder = self.folder / "attach/stamps"
+        before = folder.stat().st_mtime_ns - 60_000_000_000
+        os.utime(folder, ns=(before, before))
+
+    def ended(self, sandbox: Sandbox) -> None:
+        """The kubelet no longer lists the pod, and the runtime has removed the file of its namespace."""
+        self.released(sandbox.pod)
+        Path(sandbox.network).unlink()
+
+    def released(self, pod: str) -> None:
+        self.holdings = [holding for holding in self.holdings or () if holding.pod != pod]
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """The edits of each device in the CDI spec, by the VF: the last stamp of each must be there."""
+        path = self.folder / "cdi" / "nodeagent-attached.json"
+        if not path.exists():
+            return {}
+        spec = json.loads(path.read_text())
+        assert spec["kind"] == "nodeagent.io/attached"
+        found = {device["name"]: device["containerEdits"] for device in spec["devices"]}
+        return {name.rpartition("-")[0]: edits for name, edits in found.items()}
+
+    def starts(self, *devices: str) -> bool:
+        """Whether a runtime would start the container that was allocated last with these VFs."""
+        path = self.folder / "cdi" / "nodeagent-attached.json"
+        spec = json.loads(path.read_text()) if path.exists() else {"devices": []}
+        defined = {device["name"]: device["containerEdits"] for device in spec["devices"]}
+        names = [self.allocated[device] for device in devices]
+        return all(name in defined for name in names) and all(
+            Path(mount["hostPath"]).exists() for name in names for mount in defined[name].get("mounts", ())
+        )
+
+    def on_host(self) -> set[str]:
+        return {name for name in links(self.host) if name != "lo"}
+
+    def all_host_names(self) -> set[str]:
+        return {self.host_name(*one) for one in self.vfs}
+
+
+def links(ns: Netns) -> dict[str, dict[str, Any]]:
+    """The netdevs of a namespace as `ip` lists them, with their addresses."""
+    said = subprocess.run(
+        ns.command("ip", "-json", "address"), check=True, capture_output=True, text=True, timeout=30
+    )
+    return {link["ifname"]: link for link in json.loads(said.stdout) if link["ifname"] != "lo"}
+
+
+def addresses(ns: Netns) -> dict[str, list[str]]:
+    return {
+        name: [f"{one['local']}/{one['prefixlen']}" for one in link["addr_info"] if one["family"] == "inet"]
+        for name, link in links(ns).items()
+    }
