@@ -208,9 +208,9 @@ def _explain(error: Exception, options: argparse.Namespace) -> int:
         note(str(error))
         return USAGE
     if isinstance(error, MemoryError) and os.environ.get("NODEAGENT_GUEST"):
-        from nodeagent.console.guest_memory import REMEDY
+        from nodeagent.console.guest_memory import OUT_OF_MEMORY
 
-        note(REMEDY)
+        note(OUT_OF_MEMORY)
         return code_without_result(options)
     ours = type(error).__module__.startswith(("nodeagent.", "nodeagent_lab."))
     known = ours or isinstance(error, OSError)

@@ -27,7 +27,7 @@ def stay_within(root: Path = Path("/")) -> int | None:
     return limit
 
 
-REMEDY = (
+OUT_OF_MEMORY = (
     "this container has no memory for so many objects: raise its limit (controller.resources of the chart), or run "
     "nodeagent on a machine of your own with your kubeconfig"
 )

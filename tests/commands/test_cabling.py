@@ -238,7 +238,7 @@ def test_a_plan_finds_a_wrong_port_and_a_node_without_a_report(
 
 
 def plan_object(name: str, content: str, **more: str) -> str:
-    """What `kubectl create configmap cabling-plan --from-file=FILE --dry-run=client` makes."""
+    """As `kubectl create configmap cabling-plan --from-file=FILE --dry-run=client` makes it."""
     data = {name: content, **more}
     return json.dumps(
         {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "cabling-plan"}, "data": data}

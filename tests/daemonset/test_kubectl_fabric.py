@@ -61,7 +61,7 @@ Plugin = Callable[..., Awaitable[Done]]
 
 
 def binding(role: str, kind: str = "ClusterRole", name: str = "") -> Manifest:
-    """What the documented `kubectl create … --user=ann` makes."""
+    """As the documented `kubectl create … --user=ann` makes it."""
     made: Manifest = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding" if kind == "ClusterRole" else "RoleBinding",

@@ -75,7 +75,7 @@ class Objects:
     config_maps: list[ConfigMap] = field(default_factory=list)
     """Those of the controller."""
     plans: list[ConfigMap] = field(default_factory=list)
-    """Those that ``CABLING_PLAN`` names: each has a cabling plan."""
+    """Each has a cabling plan: the name is ``CABLING_PLAN``."""
     stored: int = 0
     """Objects of all kinds."""
     _versions: dict[str, int] = field(default_factory=dict)
