@@ -2,7 +2,8 @@
 # Remove what nodeagent has written to the API server: its labels, taints, conditions and annotations of Nodes, its
 # HyperNodes, its NodeFeatureGroups, its ConfigMap for Slurm, its Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
 #   daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]
-# Run it after `kubectl delete -k` of what was applied or `helm uninstall`, with the rights of a cluster administrator. Labels that
+# Run it after `kubectl delete -k` of what was applied or `helm uninstall`, with the rights of a cluster administrator. With overlays/attach
+# run it before that too: it names the pods that have netdevs of VFs, which end first. Labels that
 # people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. Labels with further keys of the fabric
 # configuration go too, where the API server knows that the controller wrote them. A LABEL-PREFIX, such as
 # network.topology.nvidia.com/, removes all labels with it, whoever wrote them. The taint nodeagent.io/starting is
@@ -58,6 +59,19 @@ case $dra in
     fi
     ;;
 esac
+
+# The netdevs of a pod go back to the host under their names there only while `nodeagent attach` runs.
+attached=$(kubectl get pods --all-namespaces --field-selector status.phase=Running \
+    --selector app.kubernetes.io/part-of=nodeagent,app.kubernetes.io/component=attach \
+    --output go-template='{{range .items}}{{.metadata.namespace}} {{.metadata.name}}{{"\n"}}{{end}}' |
+    while read -r of pod; do
+        kubectl exec --namespace "$of" "$pod" -- nodeagent attach --list --json </dev/null ||
+            echo "\"namespace\": \"$of\", \"pod\": \"$pod (it does not answer)\""
+    done | grep -o '"namespace": "[^"]*", "pod": "[^"]*"' | sed 's/[^:]*: "\([^"]*\)"[^:]*: "\(.*\)"$/\1\/\2/' | sort -u)
+if [ -n "$attached" ]; then
+    echo "Pods have netdevs of VFs; delete them first, while nodeagent attach runs. Found:" $attached >&2
+    exit 1
+fi
 
 # Agents and controller would write their marks again.
 # In every namespace, because NAMESPACE may be wrong.

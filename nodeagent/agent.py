@@ -43,8 +43,9 @@ from nodeagent.base.stored_file import StoredFile, keep_files, unwritable
 from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import Deliveries
+from nodeagent.config.config_files import watched_folders
 from nodeagent.config.file_errors import ConfigError
-from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_text
+from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_files
 from nodeagent.config.in_force import adopted
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.changes import NodeChanges
@@ -290,9 +291,9 @@ class Agent:
             return None
         return FollowedConfiguration(
             self._config,
-            lambda: load(configuration_text(path), name=str(path)),
+            lambda: load(configuration_files(path), name=str(path)),
             self._adopt,
-            lambda: [path.parent],
+            partial(watched_folders, path),
         )
 
     def _pages(self) -> Pages:

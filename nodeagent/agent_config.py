@@ -12,6 +12,7 @@ import msgspec
 from nodeagent.attach.attach_settings import AttachSettings, attach_conflicts
 from nodeagent.cluster.cluster_settings import ClusterSettings, cluster_conflicts
 from nodeagent.config.file_errors import ConfigError, Conflict, FileError, dotted
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
 from nodeagent.config.settings_file import Built, entries, read_settings, section
 from nodeagent.config.yaml_tree import YamlNode, locate
@@ -177,24 +178,25 @@ def config_digest(config: Config) -> str:
     return blake2b(msgspec.json.encode(config), digest_size=16).hexdigest()
 
 
-def load(text: str, *, name: str) -> Config:
-    """The configuration in a file's text. Raises ``ConfigError`` with all errors of the file."""
+def load(text: str | ConfigText, *, name: str) -> Config:
+    """The configuration in a file's text, or in those of several files. Raises ``ConfigError`` with all errors."""
     return _read(text, name)[0]
 
 
-def check(text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None) -> Config:
+def check(text: str | ConfigText, *, name: str, gpu_memories_mib: Sequence[int] | None = None) -> Config:
     """``load``, and check the size of the device lists on the given GPUs, or on assumed ones."""
     config, root = _read(text, name)
     faults = [
-        FileError(dotted(path), *locate(root, path), message)
+        FileError(dotted(path), at.line, at.column, message, at.file)
         for (path, *_), message, _ in size_conflicts(config.resources, gpu_memories_mib)
+        for at in [locate(root, path)]
     ]
     if faults:
         raise ConfigError(name, faults)
     return config
 
 
-def _read(text: str, name: str) -> tuple[Config, YamlNode]:
+def _read(text: str | ConfigText, name: str) -> tuple[Config, YamlNode]:
     return read_settings(text, Config, name=name, conflicts=_conflicts)
 
 

@@ -37,7 +37,11 @@ AGENT = (
         lambda core, now: probe_task.start_probes(core, now().rails),
         probe_task.PROBE_FAMILIES,
     ),
-    AgentRow("attach", lambda core, now: netdevs_task.start_netdevs(core, now().attach)),
+    AgentRow(
+        "attach",
+        lambda core, now: netdevs_task.start_netdevs(core, now().attach),
+        netdevs_task.ATTACH_FAMILIES,
+    ),
     AgentRow("nvsentinel", lambda core, now: sentinel_task.start_sentinel(core, now().nv_sentinel)),
     AgentRow(
         "volcano",

@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
+from nodeagent.config.config_files import folder_of
 from nodeagent.config.file_errors import ConfigError, Conflict, FileError
-from nodeagent.config.followed_configuration import configuration_text
+from nodeagent.config.followed_configuration import configuration_files, configuration_text
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.config.setting import setting
 from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
@@ -106,8 +108,8 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
     ] = False
 
 
-def load_fabric(text: str, *, name: str) -> FabricConfig:
-    """The configuration in a file's text. Raises ``ConfigError`` with all errors of the file."""
+def load_fabric(text: str | ConfigText, *, name: str) -> FabricConfig:
+    """The configuration in a file's text, or in those of several files. Raises ``ConfigError`` with all errors."""
     return read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
 
 
@@ -134,22 +136,25 @@ def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
 
 
 def read_fabric(file: Path | None) -> tuple[FabricConfig, Topology]:
-    """Read all files; the default without a file. Blocks. Raises ``ConfigError`` with all faults of a file."""
+    """Read all files; the default without any. ``file`` may be a folder of fragments. Blocks. Raises ``ConfigError``
+    with all faults of a file."""
     if file is None:
         return FabricConfig(), NO_TOPOLOGY
 
+    folder = folder_of(file)
+
     def beside(name: str) -> tuple[str, str]:
-        path = file.parent / name
+        path = folder / name
         return str(path), configuration_text(path)
 
-    return fabric_of(configuration_text(file), str(file), beside)
+    return fabric_of(configuration_files(file), str(file), beside)
 
 
 def fabric_of(
-    text: str, name: str, beside: Callable[[str], tuple[str, str]]
+    text: str | ConfigText, name: str, beside: Callable[[str], tuple[str, str]]
 ) -> tuple[FabricConfig, Topology]:
-    """The configuration in a text, whose faults name it ``name``. ``beside`` returns the full name and the text of a
-    file that it names. Raises ``ConfigError``, as ``beside`` may."""
+    """The configuration in a text, or in those of several files. Faults of a text name it ``name``. ``beside`` returns
+    the full name and the text of a file that it names. Raises ``ConfigError``, as ``beside`` may."""
     config = load_fabric(text, name=name)
     topology = NO_TOPOLOGY
     if config.topology is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.base.supervise import beside, keep
+from nodeagent.config.config_files import folder_of, watched_folders
 from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.config.in_force import adopted
 from nodeagent.controller_config import FabricConfig, read_fabric
@@ -53,10 +54,10 @@ class FabricInForce:
         """Apply changes of the configuration file and of the files that it names. Returns a function that reads now."""
 
         def folders() -> Iterator[Path]:
-            yield file.parent
+            yield from watched_folders(file)
             for name in (self._config.topology, self._config.infiniband_cables):
                 if name is not None:
-                    yield (file.parent / name).parent
+                    yield (folder_of(file) / name).parent
 
         self.file = FollowedConfiguration(
             (self._config, self._topology),

@@ -547,6 +547,16 @@ AGENT: dict[str, Note] = {
         "time() - this is how long it has been so, as far as this agent has seen it.", peers="none",
         origin="as gpu_container_limit_in_force"),
     "build_info": Note("Follow a rollout."),
+    "attach_connected": Note(
+        "0: new pods with VFs wait. Only with `attach.interface`.", origin="the files of `nodeagent attach`"),
+    "attach_waiting_pods": Note(
+        "`nodeagent doctor` names each pod and its reason.", origin="the files of `nodeagent attach`"),
+    "attach_seconds": Note(
+        "Eight netdevs take some 20 ms of a processor; seconds: a driver holds the kernel's lock.",
+        origin="the files of `nodeagent attach`; from its start on"),
+    "attach_failures_total": Note(
+        "plan: a VF has no address; holder: two pods hold one VF; name, move: a CNI plugin uses the name; "
+        "the log has each reason.", origin="the files of `nodeagent attach`; from its start on"),
     "rail_round_trip_seconds": Note(
         "Compare rails and nodes: one that is slower than its neighbors has congestion, pauses or another path."),
     "rpc_duration_seconds": Note(
@@ -645,6 +655,10 @@ CONTROLLER: dict[str, Note] = {
         "nodeagent trouble has what its kubelet says. The leader exports it, 20,000 series at most; absent once the "
         "node is Ready.", origin="the condition Ready of the Node"
     ),
+    "gpu_trouble_start_timestamp_seconds": Note(
+        "nodeagent trouble has the reasons, the pods and what to do. The leader exports it, 20,000 series at most; not "
+        "of a node that is away.", origin="the NodeLinks of the node"
+    ),
     "controller_leader": Note("The sum must be 1; it is 0 for some seconds when the leader changes."),
     "configuration_in_force": Note("0: the running configuration stays; /readyz and the log have the fault."),
     "fabric_plans_total": Note("Grows with every change of a report."),
@@ -667,6 +681,9 @@ CONTROLLER: dict[str, Note] = {
     "switches": Note("silent: check address, credentials and access lists."),
     "switch_rounds_total": Note("Grows at the configured rate."),
     "switch_round_duration_seconds": Note("Near the configured interval: switches answer slowly."),
+    "job_gpus_degraded": Note(
+        "Above 0: nodeagent job -n NAMESPACE KIND/NAME names the GPUs. Needs jobs and cluster.reportHolders."
+    ),
     "job_links_degraded": Note(
         "Above 0: nodeagent job -n NAMESPACE KIND/NAME names the links. At most 200 jobs, those in trouble first; "
         "needs jobs and cluster.reportHolders."),

@@ -22,7 +22,7 @@ TOPICS = {
     "Transceivers": ("transceiver",),
     "PCIe, firmware and kernel": ("pcie", "devlink", "kernel"),
     "RDMA and InfiniBand": ("rdma", "infiniband"),
-    "VFs": ("vf", "pf"),
+    "VFs": ("vf", "pf", "attach"),
     "Neighbors": ("lldp",),
     "Probes over the rails": ("rail",),
     "GPUs": (
@@ -76,6 +76,7 @@ READERS: dict[Source, tuple[str, str, str]] = {
     Source.ADMINISTRATION: ("notices of rtnetlink and ethtool netlink", "at each change", "none"),
     Source.KERNEL: ("/dev/kmsg", "as the kernel writes it", "CAP_SYSLOG, the host's /dev/kmsg"),
     Source.RAILS: ("probes over the rails (`rails.probe`)", "5 s", "CAP_NET_RAW before Linux 5.7"),
+    Source.ATTACH: ("the files of `nodeagent attach`", "5 s", "-"),
     Source.VF: ("RTM_GETLINK of one PF", f"{_RATES.vf_seconds:g} s", "-"),
     Source.GPU: ("NVML", "15 s (`gpu.health.readSeconds`)", "-"),
 }

@@ -103,6 +103,8 @@ class AttachDaemon:
                 self._obstacle,
                 self._attachments.pods,
                 self._attachments.waiting,
+                self._attachments.netdevs,
+                self._attachments.counts,
             )
             await in_thread(partial(self._files.write_state, state))
             await asyncio.sleep(_REPORT_S)

@@ -6,18 +6,24 @@ The lock keeps two of them from moving netdevs at once, as during an update by h
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nodeagent.base.file_writing import make_folder, replace_changed_file
 from nodeagent.base.regular_file import read_regular
+from nodeagent.facts.model import PodNetdev
 
 ATTACH_FOLDER = "attach"
 STATE_FILE = f"{ATTACH_FOLDER}/state.json"
 _LOCK = "lock"
+ATTACH_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Around the half second that eight netdevs may take, and the runtime's limit of two seconds."""
 
 
 class WaitingPod(Struct, frozen=True):
@@ -27,14 +33,44 @@ class WaitingPod(Struct, frozen=True):
     reason: str
 
 
+AttachStep = Literal[
+    "plan", "holder", "sandbox", "namespace", "find", "move", "name", "set up", "address", "spec", "time-out"
+]
+"""Where an attempt failed: the VF has no address, another pod holds it too, two sandboxes have the pod's name, the
+namespace cannot be entered, a change of the netdev, the CDI spec cannot be written, the kernel did not answer."""
+
+
+class AttachCounts(Struct, frozen=True):
+    """Since this process began. ``seconds`` counts the pods whose netdevs came within each of ``ATTACH_BOUNDS_S``, from
+    the kubelet's list to the CDI spec; ``total_s`` is the sum of their times. ``failures`` by ``AttachStep``."""
+
+    seconds: tuple[int, ...] = (0,) * (len(ATTACH_BOUNDS_S) + 1)
+    total_s: float = 0.0
+    failures: dict[str, int] = {}
+
+    def attached(self, took_s: float) -> AttachCounts:
+        """With one pod more."""
+        within = tuple(
+            count + (took_s <= bound)
+            for count, bound in zip(self.seconds, (*ATTACH_BOUNDS_S, math.inf), strict=True)
+        )
+        return replace(self, seconds=within, total_s=self.total_s + took_s)
+
+    def failed(self, step: AttachStep) -> AttachCounts:
+        """With one failure more."""
+        return replace(self, failures={**self.failures, step: self.failures.get(step, 0) + 1})
+
+
 class AttachState(Struct, frozen=True):
     """``runtime`` is the runtime with its version, empty while none is connected; ``obstacle`` then says why. ``pods``
-    is the number of pods with netdevs."""
+    is the number of pods with netdevs; ``netdevs`` are these, by PCI address."""
 
     runtime: str = ""
     obstacle: str = ""
     pods: int = 0
     waiting: tuple[WaitingPod, ...] = ()
+    netdevs: tuple[PodNetdev, ...] = ()
+    counts: AttachCounts = AttachCounts()
 
 
 class AttachFiles:

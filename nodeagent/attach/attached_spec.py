@@ -28,11 +28,12 @@ _MOUNTED_AT = "/run/nodeagent/network-namespace"
 
 class Entry(Struct, frozen=True):
     """A VF in a pod: its netdev there, the path of the pod's network namespace, empty for that of the node, and the
-    stamps of the allocations that it answers."""
+    stamps of the allocations that it answers. ``addresses`` are those in the pod; the file does not have them."""
 
     interface: str
     network: str
     stamps: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
 
 
 class _Mounted(Struct):

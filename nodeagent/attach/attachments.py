@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.attach.address_plan import AddressPlanError
-from nodeagent.attach.attach_files import WaitingPod
+from nodeagent.attach.attach_files import AttachCounts, AttachStep, WaitingPod
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec, Entry
 from nodeagent.attach.node_netdevs import NodeNetdevs
@@ -26,7 +26,7 @@ from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
 from nodeagent.attach.pod_netdevs import AttachError
 from nodeagent.attach.pod_plan import AttachPlan, PodLink, pod_links
 from nodeagent.base.bounded_calls import BoundedCalls, in_thread
-from nodeagent.facts.model import Holding
+from nodeagent.facts.model import Holding, PodNetdev
 from nodeagent.host.netlink.message import NetlinkError
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class Attachments:
         """Why a sandbox lacks its netdevs, by its ID; empty: not known yet."""
         self._in_doubt = True
         """The kubelet has not said yet what the sandboxes hold."""
+        self.counts = AttachCounts()
         self._listed: tuple[int, tuple[Holding, ...]] | None = None
         """The kubelet's last list, if the last allocation, whose time stands first, was long before it. Until the next
         allocation pods need no newer one."""
@@ -141,6 +142,7 @@ class Attachments:
                     await self._attach(sandbox, held, plan, known)
                 except AttachError as error:
                     self._unsettled[sandbox.id] = str(error)  # the answer may have left
+                    self.counts = self.counts.failed(error.step)
                     raise AttachRefused(f"nodeagent attach: {error}") from error
 
     async def end(self, sandbox: Sandbox) -> None:
@@ -191,10 +193,13 @@ class Attachments:
             held = known.held(sandboxes[-1])
             try:
                 if held and self._is_unclear(sandboxes):
-                    raise AttachError(f"{len(sandboxes)} sandboxes have its name: waiting for the end of one")
+                    raise AttachError(
+                        f"{len(sandboxes)} sandboxes have its name: waiting for the end of one", "sandbox"
+                    )
                 if held:
                     await self._attach(sandboxes[-1], held, plan, known)
             except AttachError as error:
+                self.counts = self.counts.failed(error.step)
                 self._lacks(sandboxes, str(error))
             else:
                 for one in sandboxes:
@@ -232,6 +237,17 @@ class Attachments:
     def pods(self) -> int:
         """The number of sandboxes with VFs."""
         return sum(1 for entries in self._entries.values() if entries)
+
+    @property
+    def netdevs(self) -> tuple[PodNetdev, ...]:
+        """The netdevs of VFs in pods, by PCI address."""
+        found = [
+            PodNetdev(device, sandbox.namespace, sandbox.pod, entry.interface, entry.addresses)
+            for id_, entries in self._entries.items()
+            if (sandbox := self._sandboxes.get(id_)) is not None
+            for device, entry in entries.items()
+        ]
+        return tuple(sorted(found, key=lambda netdev: netdev.device))
 
     @property
     def waiting(self) -> tuple[WaitingPod, ...]:
@@ -279,19 +295,22 @@ class Attachments:
         return known
 
     async def _attach(self, sandbox: Sandbox, held: frozenset[str], plan: AttachPlan, known: _Known) -> None:
+        began = time.monotonic()
         try:
             links = pod_links(plan, held)
         except AddressPlanError as error:
-            raise AttachError(str(error)) from error
+            raise AttachError(str(error), "plan") from error
         try:
-            entries = await self._calls.run(self._move, sandbox, links, plan, known)
+            moved, entries = await self._calls.run(self._move, sandbox, links, plan, known)
             self._entries[sandbox.id] = entries
             await self._calls.run(self._write)
         except (OSError, NetlinkError) as error:  # TimeoutError is an OSError
             self._entries.pop(sandbox.id, None)
             self._unsettled[sandbox.id] = str(error)
-            raise AttachError(str(error)) from error
+            raise AttachError(str(error), _step_of(error)) from error
         self._unsettled.pop(sandbox.id, None)
+        if moved:
+            self.counts = self.counts.attached(time.monotonic() - began)
 
     def _move(
         self,
@@ -299,21 +318,26 @@ class Attachments:
         links: tuple[PodLink, ...],
         plan: AttachPlan,
         known: _Known,
-    ) -> dict[str, Entry]:
+    ) -> tuple[bool, dict[str, Entry]]:
+        """Return whether a netdev has moved, and the entries."""
         devices = {link.device for link in links}
         for device in sorted(devices):
             if others := known.holders(device) - {(sandbox.namespace, sandbox.pod)}:
-                raise AttachError(f"{device} is held by {'/'.join(min(others))} too")
+                raise AttachError(f"{device} is held by {'/'.join(min(others))} too", "holder")
         missing = devices - self._netdevs.on_host(plan).keys()
         if sandbox.on_host:
             self._fetch(missing, sandbox, plan)
-            present = self._netdevs.on_host(plan)
-            if lost := devices - present.keys():
-                raise AttachError(f"{min(lost)}: its netdev is not on the host")
-        else:
-            self._fetch(missing - self._netdevs.inside(sandbox.network).keys(), sandbox, plan)
-            present = self._netdevs.attach(sandbox.network, links)
-        return {one: Entry(present[one].name, sandbox.network, known.stamps[one]) for one in sorted(devices)}
+            there = self._netdevs.on_host(plan)
+            if lost := devices - there.keys():
+                raise AttachError(f"{min(lost)}: its netdev is not on the host", "find")
+            return False, {one: Entry(there[one].name, "", known.stamps[one]) for one in sorted(devices)}
+        before = self._netdevs.inside(sandbox.network).keys()
+        self._fetch(missing - before, sandbox, plan)
+        present = self._netdevs.attach(sandbox.network, links)
+        return not devices <= before, {
+            one: Entry(present[one].name, sandbox.network, known.stamps[one], present[one].addresses)
+            for one in sorted(devices)
+        }
 
     def _fetch(self, missing: set[str], sandbox: Sandbox, plan: AttachPlan) -> None:
         """Take VFs back from the sandboxes of pods that do not hold them any more."""
@@ -341,7 +365,8 @@ class Attachments:
             present = self._netdevs.inside(sandbox.network)
             if mine := before.keys() & plan.vfs.keys() & present.keys():
                 self._entries[sandbox.id] = {
-                    one: Entry(present[one].name, sandbox.network, before[one].stamps) for one in sorted(mine)
+                    one: Entry(present[one].name, sandbox.network, before[one].stamps, present[one].addresses)
+                    for one in sorted(mine)
                 }
                 kept = True
         on_host = any(sandbox.on_host for sandbox in sandboxes)
@@ -374,6 +399,15 @@ class Attachments:
             stamps = self._stamps.read(entries)
             return bool(inside & found.keys()) or any(entries[one].stamps != stamps[one] for one in entries)
         return False
+
+
+def _step_of(error: Exception) -> AttachStep:
+    match error:
+        case TimeoutError():
+            return "time-out"
+        case OSError():
+            return "spec"
+    return "find"
 
 
 def _held(holdings: Iterable[Holding], sandbox: Sandbox, vfs: Collection[str]) -> frozenset[str]:

@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Collection
 from contextlib import suppress
+from typing import NamedTuple
 
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.pod_netdevs import (
@@ -24,10 +25,18 @@ from nodeagent.attach.pod_netdevs import (
     restore_name,
 )
 from nodeagent.attach.pod_plan import AttachPlan, PodLink, has_our_name
+from nodeagent.host.netlink.addresses import addresses_by_ifindex
 from nodeagent.host.netlink.message import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdev
 
 log = logging.getLogger(__name__)
+
+
+class Inside(NamedTuple):
+    """A netdev in a pod, with its addresses there."""
+
+    name: str
+    addresses: tuple[str, ...]
 
 
 class NodeNetdevs:
@@ -44,19 +53,19 @@ class NodeNetdevs:
         with open_namespace(self._host) as host:
             return self._learn(host, plan)
 
-    def inside(self, network: str) -> dict[str, Netdev]:
+    def inside(self, network: str) -> dict[str, Inside]:
         """The netdevs of devices in the namespace of a sandbox, by PCI address; none if it is gone."""
         if network:
             with suppress(AttachError, NetlinkError), open_namespace(network) as place:
-                return devices_in(place, self._device_of)
+                return self._inside(place)
         return {}
 
-    def attach(self, network: str, links: Collection[PodLink]) -> dict[str, Netdev]:
+    def attach(self, network: str, links: Collection[PodLink]) -> dict[str, Inside]:
         """Give a pod these netdevs, and return those that it has then."""
         with open_namespace(self._host) as host, open_namespace(network) as there:
             self._names.leave({link.device for link in links} - devices_in(there, self._device_of).keys())
             attach(host, there, links, self._names.known, self._device_of)
-            return devices_in(there, self._device_of)
+            return self._inside(there)
 
     def give_back(self, network: str, devices: Collection[str], plan: AttachPlan | None) -> None:
         """Put the netdevs of these VFs that are in a pod by us back to the host."""
@@ -77,6 +86,16 @@ class NodeNetdevs:
                 if device in plan.vfs and self._is_foreign(plan, device, netdev.name):
                     restore_name(host, netdev, self._names.known.get(device))
             return found
+
+    def _inside(self, place: OpenNamespace) -> dict[str, Inside]:
+        addresses = addresses_by_ifindex(place.netdevs)
+        return {
+            device: Inside(
+                netdev.name,
+                tuple(str(one) for one in addresses.get(netdev.ifindex, ()) if not one.is_link_local),
+            )
+            for device, netdev in devices_in(place, self._device_of).items()
+        }
 
     def _learn(self, host: OpenNamespace, plan: AttachPlan) -> dict[str, Netdev]:
         found = devices_in(host, self._device_of)

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from errno import EEXIST, ENOENT
 from typing import NamedTuple
 
+from nodeagent.attach.attach_files import AttachStep
 from nodeagent.attach.pod_plan import PodLink
 from nodeagent.base.bounded_calls import enter
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
@@ -31,7 +32,11 @@ HOST_NAMESPACE = "/proc/self/ns/net"
 
 
 class AttachError(Exception):
-    """A netdev could not be moved. The message names the VF, the step and the cause."""
+    """A netdev could not be moved. The message names the VF, the step and the cause; ``step`` is for the metrics."""
+
+    def __init__(self, message: str, step: AttachStep) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 def pci_device(netdev: Netdev) -> str | None:
@@ -52,13 +57,15 @@ def open_namespace(path: str) -> Iterator[OpenNamespace]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise AttachError(f"the network namespace {path} cannot be opened: {error.strerror}") from error
+        raise AttachError(
+            f"the network namespace {path} cannot be opened: {error.strerror}", "namespace"
+        ) from error
     with ExitStack() as stack:
         stack.callback(os.close, descriptor)
         try:
             place = OpenNamespace(descriptor, stack.enter_context(NamespaceNetdevs(descriptor)))
         except (NetlinkError, TimeoutError) as error:
-            raise AttachError(f"{path}: {error}") from error
+            raise AttachError(f"{path}: {error}", "namespace") from error
         yield place
 
 
@@ -68,16 +75,19 @@ def attach(
     links: Iterable[PodLink],
     names: Mapping[str, str],
     device_of: DeviceOf,
-) -> None:
-    """Give a pod these netdevs. ``names`` are those on the host, by PCI address. Raises ``AttachError``."""
+) -> int:
+    """Give a pod these netdevs. ``names`` are those on the host, by PCI address. Return how many have moved. Raises
+    ``AttachError``."""
     moved: list[str] = []
-    step, link = "", None
+    step: AttachStep = "find"
+    link = None
     try:
+        on_host, inside = devices_in(host, device_of), devices_in(pod, device_of)
         for link in links:
             step = "find"
-            there = _find(pod, link.device, device_of)
+            there = inside.get(link.device)
             if there is None:
-                here = _find(host, link.device, device_of)
+                here = on_host.get(link.device)
                 if here is None:
                     raise NetlinkError("its netdev is neither on the host nor in the pod")
                 moved.append(link.device)
@@ -99,8 +109,10 @@ def attach(
                 step = "address"
                 pod.netdevs.add_address(there.ifindex, link.address)
                 pod.netdevs.route_by_source(there.ifindex, link.address, link.table)
+        return len(moved)
     except NetlinkError as error:
-        assert link is not None
+        if link is None:
+            raise AttachError(str(error), step) from error
         for device in reversed(moved):
             give_back(host, pod, device, names.get(device), device_of)
         taken = (
@@ -108,7 +120,7 @@ def attach(
             if _taken(error) and step in ("move", "name")
             else ""
         )
-        raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}") from error
+        raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}", step) from error
 
 
 def give_back(

@@ -106,9 +106,9 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     report_holders: Annotated[
         bool,
         setting(
-            "Add the pods that hold VFs to NodeLinks, with the time since when, for the fabric map. Each start and "
-            "end of such a pod then writes the report, at most once in 10 s. Off by default: it costs writes, and "
-            "readers of NodeLinks see names of pods."
+            "Add the pods that hold VFs or a GPU in trouble to NodeLinks, for the fabric map and the list of "
+            "troubles. Each start and end of such a pod then writes the report, at most once in 10 s. Off by "
+            "default: it costs writes, and readers of NodeLinks see names of pods."
         ),
     ] = False
     events: Annotated[

@@ -12,6 +12,8 @@ Rules:
   the state of that time.
 * A part that the server refuses is left out (``refused_fields``), and the rest is written. Each check of the stored
   object tries the whole report again.
+* Of GPUs those in trouble alone are named, with no value that changes by itself. One that a person keeps from pods is
+  in none. While no GPU is known, the last ones stand.
 * The pods that hold VFs are reported only on request (`cluster.reportHolders`). While podresources has not answered,
   the last ones stand. So does the enforcement of GPU memory while no GPU is known.
 * A missing NIC keeps its place as ``missing`` while it has a rail. Without a rail it leaves the report.
@@ -40,6 +42,7 @@ from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.cluster.deliveries import Deliveries, Delivery, incomplete
 from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
 from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fields
+from nodeagent.cluster.reported_gpus import DETAIL_MAX, gpus_in_trouble, gpus_unknown
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, read_maintenance, under_maintenance
 from nodeagent.fabric.nodelinks import (
@@ -82,7 +85,6 @@ GATHER_S = 2.0
 GAP_S = 10.0
 _PATIENCE_S = 120.0
 """Four times the interval of a switch's frames, and their TTL (802.1AB, 9.2.5.6 and 9.2.5.7)."""
-DETAIL_MAX = 256
 _CHECK_S = 3600.0
 """How often the stored object is read again: a person may have deleted it."""
 _TRIES = 6
@@ -96,7 +98,7 @@ RailByAddress = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
 
 REPORT = NODELINKS.typed(NodeLinks)
-_DECIDED = attrgetter("links", "nvlink_domains", "gpu_memory", "holders")  # by this node
+_DECIDED = attrgetter("links", "nvlink_domains", "gpus", "gpu_memory", "holders")  # by this node
 
 
 def report(
@@ -120,8 +122,7 @@ def report(
     stamp = rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
     checks = {check.pci_address: check for check in snapshot.rail_checks}
-    reported = {}
-    names: dict[str, str] = {}
+    reported, names = dict[str, NodeLink](), dict[str, str]()
     named = nic_names(rails)
     for function in snapshot.functions:
         if function.parent is not None:
@@ -153,6 +154,7 @@ def report(
         links=tuple(sorted(reported.values(), key=_place)),
         gpu_memory=_gpu_memory(snapshot, before, levels, stamp),
         nvlink_domains=_domains(snapshot, before),
+        gpus=gpus_in_trouble(snapshot, before, stamp, patient=patient, with_pods=with_holders),
         holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
     )
 
@@ -160,7 +162,7 @@ def report(
 def _gpu_memory(
     snapshot: Snapshot, before: NodeLinks | None, levels: Iterable[GpuMemoryLevel], stamp: str
 ) -> tuple[GpuMemoryLevel, ...]:
-    if before is not None and _gpus_unknown(snapshot):
+    if before is not None and gpus_unknown(snapshot):
         return before.gpu_memory
     return tuple(_dated(level, before, stamp) for level in levels)
 
@@ -174,11 +176,6 @@ def _dated(level: GpuMemoryLevel, before: NodeLinks | None, stamp: str) -> GpuMe
     )
     same = last is not None and last.in_force == level.in_force
     return msgspec.structs.replace(level, since=last.since if last is not None and same else stamp)
-
-
-def _gpus_unknown(snapshot: Snapshot) -> bool:
-    """Whether the source of the GPUs has failed and no GPU is known."""
-    return not snapshot.gpus and any(entry.source == "gpus" for entry in snapshot.stale_sources)
 
 
 def _domains(snapshot: Snapshot, before: NodeLinks | None) -> tuple[ReportedDomain, ...]:

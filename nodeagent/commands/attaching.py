@@ -6,9 +6,10 @@ import argparse
 import asyncio
 from pathlib import Path
 
+from nodeagent.console.json_document import json_document
 from nodeagent.console.log_lines import log_to_stderr
-from nodeagent.console.options import GOOD, USAGE, Add, kubelet_dir_option
-from nodeagent.console.terminal import note
+from nodeagent.console.options import GOOD, USAGE, Add, json_option, kubelet_dir_option
+from nodeagent.console.terminal import note, screen, screen_section
 
 
 def add(add: Add) -> None:
@@ -43,8 +44,36 @@ def add(add: Add) -> None:
         help="the socket of the container runtime's NRI (default: %(default)s)",
     )
 
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="print the netdevs of VFs in the pods of this node, as the running `nodeagent attach` keeps them in "
+        "--directory, and end",
+    )
+    json_option(parser)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from nodeagent.attach.attach_files import AttachFiles
+
+    try:
+        netdevs = AttachFiles(options.directory).read_state().netdevs
+    except (OSError, ValueError) as error:
+        note(f"the netdevs in pods cannot be read: {error}")
+        return USAGE
+    if options.json:
+        print(json_document(netdevs, options.root, None))
+        return GOOD
+    rows = [
+        (f"{one.namespace}/{one.pod}", one.device, one.netdev, ", ".join(one.addresses)) for one in netdevs
+    ]
+    print(screen_section("NETDEVS IN PODS", ("POD", "VF", "NETDEV", "ADDRESS"), rows, screen()))
+    return GOOD
+
 
 def _attach(options: argparse.Namespace) -> int:
+    if options.list:
+        return _list(options)
     from nodeagent.host.sysfs import no_machine
 
     if not (options.root / "sys").exists():

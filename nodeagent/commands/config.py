@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nodeagent.console.options import FAILED, GOOD, USAGE, Add, common_options, config_text
+from nodeagent.console.options import FAILED, GOOD, USAGE, Add, common_options, config_files
 
 
 def add(add: Add) -> None:
@@ -22,7 +22,10 @@ def add(add: Add) -> None:
         help="validate FILE: one line for each error, with its place and a suggestion",
         description="Validate FILE: one line for each error, with its place and a suggestion. FILE is the agent's\n"
         "configuration, the controller's (kind: FabricConfig, with the files that it names), a fabric topology\n"
-        "(kind: FabricTopology), or a cabling plan (nodes, their links and ports).",
+        "(kind: FabricTopology), or a cabling plan (nodes, their links and ports).\n"
+        "The configuration of the agent or the controller may be a folder of fragments, or a file with\n"
+        "fragments in a folder beside it: nodeagent.d/*.yaml of nodeagent.yaml. They are checked as the one\n"
+        "configuration that they make: mappings are merged, and what two of them set is an error.",
         formatter_class=parser.formatter_class,
     )
     check.add_argument("file", type=Path, metavar="FILE")
@@ -40,7 +43,7 @@ def _config_check(options: argparse.Namespace) -> int:
     from nodeagent.commands.file_checks import check_file
     from nodeagent.config.file_errors import ConfigError
 
-    config_text(options.file)  # a file that cannot be read has no errors to list
+    config_files(options.file)  # a file that cannot be read has no errors to list
     try:
         checked = check_file(options.file, options.root)
     except ConfigError as error:

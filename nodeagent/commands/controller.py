@@ -28,7 +28,8 @@ def add(add: Add) -> None:
         "--fabric",
         type=Path,
         metavar="FILE",
-        help="the configuration of the fabric (default: none; the tree is built from LLDP alone)",
+        help="the configuration of the fabric, with the fragments in the folder beside it (fabric.d/*.yaml of "
+        "fabric.yaml), or a folder of fragments (default: none; the tree is built from LLDP alone)",
     )
     parser.add_argument(
         "--kubeconfig",

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.config.bounded_yaml import load_document
+from nodeagent.config.config_files import FRAGMENT, fragment_folder, left_out
 from nodeagent.config.file_errors import ConfigError, FileError, FileErrors, HaltError, most_similar, quote
-from nodeagent.config.followed_configuration import configuration_text, read_at_start
+from nodeagent.config.followed_configuration import configuration_files, read_at_start
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.config.yaml_tree import locate, parse
 from nodeagent.controller_config import read_fabric
 from nodeagent.fabric.topology_file import Topology, load_topology
@@ -31,12 +33,15 @@ class CheckedFile(NamedTuple):
 
 
 def check_file(path: Path, root: Path | None) -> CheckedFile:
-    """Check a file of any kind. ``root``: a machine to check the agent's configuration against.
+    """Check a file of any kind, or a folder of fragments. ``root``: a machine to check the agent's configuration
+    against.
 
     Raises ``ConfigError`` with all errors of the file, or of a file that it names.
     """
-    text = read_at_start(path, partial(configuration_text, path))
-    document = _document(text)
+    files = read_at_start(path, partial(configuration_files, path))
+    text = files[0].text
+    documents = [_document(file.text) for file in files]
+    document = next((one for one in documents if "kind" in one), documents[0])
     kind = document.get("kind")
     if isinstance(kind, str) and kind not in _KINDS:
         meant = most_similar(kind, _KINDS)
@@ -46,16 +51,30 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
     if kind == "FabricConfig":
         config, topology = read_at_start(path, partial(read_fabric, path))
         named = [name for name in (config.topology, config.infiniband_cables) if name is not None]
-        return CheckedFile(", ".join(["configuration of the controller", *named, *_counts(topology)]))
-    if kind == "FabricTopology":
+        content = ["configuration of the controller", *_of_fragments(files), *named, *_counts(topology)]
+        return CheckedFile(", ".join(content), tuple(_left_out(path)))
+    if kind == "FabricTopology" and not path.is_dir():
         topology = load_topology(text, name=str(path))
         return CheckedFile(", ".join(["fabric topology", *_counts(topology)]))
-    if "apiVersion" not in document and kind is None and _is_plan(document):
+    if len(files) == 1 and "apiVersion" not in document and kind is None and _is_plan(document):
         return _check_plan(document, str(path))
     from nodeagent.commands.scan import listing
 
-    agent, remarks, unchecked = listing.check_text(text, root, name=str(path))
-    return CheckedFile(f"{len(agent.resources)} resources configured", remarks, unchecked)
+    agent, remarks, unchecked = listing.check_text(files, root, name=str(path))
+    content = [f"{len(agent.resources)} resources configured", *_of_fragments(files)]
+    return CheckedFile(", ".join(content), (*remarks, *_left_out(path)), unchecked)
+
+
+def _of_fragments(files: ConfigText) -> Iterator[str]:
+    if len(files) > 1:
+        yield f"{len(files)} files"
+
+
+def _left_out(path: Path) -> Iterator[str]:
+    """Sentences about files in the folder of fragments that may be meant and are not read."""
+    folder = fragment_folder(path)
+    for name in left_out(path):
+        yield f"{folder / name} is not read: the name of a fragment ends in {FRAGMENT}"
 
 
 def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:
@@ -68,7 +87,7 @@ def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:
     message = f"is {quote(kind)}, must be one of {', '.join(_KINDS)}; a cabling plan has no kind"
     if kind == "ConfigMap":
         message += "; check the text in its `data`, as a file of its own"
-    return ConfigError(name, [FileError("kind", *at, message)])
+    return ConfigError(name, [FileError("kind", at.line, at.column, message, at.file)])
 
 
 def _document(text: str) -> dict[object, object]:

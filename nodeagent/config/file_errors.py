@@ -21,16 +21,30 @@ _COMPARED_MAX = 64  # longer words are not compared: difflib takes quadratic tim
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
+class FilePlace(NamedTuple):
+    """Where a value stands. ``line`` and ``column`` count from 1. ``file`` is empty where one file is read alone."""
+
+    line: int
+    column: int
+    file: str = ""
+
+    def seen_from(self, other: FilePlace) -> str:
+        """The place in words, for a message at ``other``: with the file where it is another one."""
+        return f"line {self.line}" if self.file == other.file else f"{self.file}:{self.line}"
+
+
 class FileError(NamedTuple):
     """One error. ``path`` reads like ``resources[2].sliceMiB`` and is empty for the file as a whole.
 
-    ``line`` and ``column`` count from 1 and are ``None`` where no text was read.
+    ``line`` and ``column`` count from 1 and are ``None`` where no text was read. ``file`` is empty where the
+    configuration has one file.
     """
 
     path: str
     line: int | None
     column: int | None
     message: str
+    file: str = ""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
@@ -57,12 +71,16 @@ class ConfigError(Exception):
 
     def __init__(self, name: str, errors: Iterable[FileError]) -> None:
         self.name = name
-        self.errors = tuple(sorted(errors, key=lambda error: (error.line or 0, error.column or 0)))
+        self.errors = tuple(
+            sorted(errors, key=lambda error: (error.file, error.line or 0, error.column or 0))
+        )
         super().__init__(name, self.errors)
 
     def __str__(self) -> str:
         return "\n".join(
-            ":".join(str(part) for part in (self.name, error.line, error.column) if part is not None)
+            ":".join(
+                str(part) for part in (error.file or self.name, error.line, error.column) if part is not None
+            )
             + f": {error}"
             for error in self.errors
         )
@@ -77,7 +95,7 @@ class FileErrors:
 
     def __init__(self) -> None:
         self._errors: list[FileError] = []
-        self._known: set[tuple[tuple[int, int], Path, str]] = set()
+        self._known: set[tuple[FilePlace, Path, str]] = set()
 
     def __iter__(self) -> Iterator[FileError]:
         return iter(self._errors)
@@ -85,7 +103,7 @@ class FileErrors:
     def __len__(self) -> int:
         return len(self._errors)
 
-    def add(self, path: Path, at: tuple[int, int], message: str) -> None:
+    def add(self, path: Path, at: FilePlace, message: str) -> None:
         """Add the error of one setting. An error that an alias repeats is added once."""
         key = (at, path[-1:], message)
         if key in self._known:
@@ -93,11 +111,11 @@ class FileErrors:
         self._known.add(key)
         if len(self) >= _ERRORS_MAX:
             self.halt(at, f"more than {_ERRORS_MAX} errors; the rest is not listed")
-        self._errors.append(FileError(dotted(path), *at, message))
+        self._errors.append(FileError(dotted(path), at.line, at.column, message, at.file))
 
-    def halt(self, at: tuple[int, int], message: str) -> NoReturn:
+    def halt(self, at: FilePlace, message: str) -> NoReturn:
         """Add the last error, one of the file as a whole. Raises ``HaltError``."""
-        self._errors.append(FileError("", *at, message))
+        self._errors.append(FileError("", at.line, at.column, message, at.file))
         raise HaltError(message)
 
 

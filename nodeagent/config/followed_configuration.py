@@ -1,6 +1,6 @@
 """Follow a configuration file: read it when it changes, and keep the running configuration if it cannot be used.
 
-The kubelet updates a ConfigMap by renaming a link in the folder of the file, so folders are watched. While the file
+The kubelet updates a ConfigMap by renaming a link in the folder of the files, so folders are watched. While the file
 cannot be used it is read again after ``CONFIG_RETRY_S`` too: its folder may have been replaced, or the reason of the
 refusal may have ended.
 """
@@ -17,7 +17,9 @@ from typing import Generic, TypeVar
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.supervise import Fatal, either
+from nodeagent.config.config_files import read_config_files
 from nodeagent.config.file_errors import ConfigError, FileError
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 
 log = logging.getLogger(__name__)
@@ -29,12 +31,21 @@ CONFIG_RETRY_S = 10.0
 
 
 def configuration_text(path: Path) -> str:
-    """Read the text of a configuration file. Blocks. Raises ``ConfigError``."""
+    """Read the text of one file. Blocks. Raises ``ConfigError``."""
     try:
         return read_regular(path).decode("utf-8", "surrogateescape")
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         raise ConfigError(str(path), [FileError("", None, None, why)]) from error
+
+
+def configuration_files(path: Path) -> ConfigText:
+    """Read the files of a configuration: a file and its fragments, or a folder. Blocks. Raises ``ConfigError``."""
+    try:
+        return read_config_files(path)
+    except OSError as error:
+        name = str(error.filename or path)
+        raise ConfigError(name, [FileError("", None, None, f"cannot be read: {error.strerror}")]) from error
 
 
 def read_at_start(path: Path, read: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Read a settings file: YAML text → one frozen struct, or all errors of the file at once."""
+"""Read a settings file, or several that make one: YAML text → one frozen struct, or all errors at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from nodeagent.config.file_errors import ConfigError, Conflict, FileErrors, HaltError, Path, dotted
+from nodeagent.config.merged_tree import ConfigText, parse_files
 from nodeagent.config.setting import Settings
 from nodeagent.config.validate import INVALID, fit
 from nodeagent.config.yaml_tree import NODES_MAX, YamlNode, locate, parse
@@ -18,7 +19,7 @@ Built = Mapping[str, Any]
 
 
 def read_settings(
-    text: str,
+    text: str | ConfigText,
     type_: type[S],
     *,
     name: str,
@@ -26,13 +27,17 @@ def read_settings(
     conflicts_of_valid: Callable[[S], Iterable[Conflict]] = lambda _settings: (),
     values_max: int = NODES_MAX,
 ) -> tuple[S, YamlNode]:
-    """The settings in a file's text, and its tree. Raises ``ConfigError`` with all errors of the file.
+    """The settings in a file's text, or in those of several files, and their tree. Raises ``ConfigError`` with all
+    errors.
 
     ``conflicts`` also sees a file with errors; ``conflicts_of_valid`` sees a file without any.
     """
     errors = FileErrors()
     try:
-        root = parse(text, errors, values_max=values_max, when_empty=type_.when_empty)
+        if isinstance(text, str):
+            root = parse(text, errors, values_max=values_max, when_empty=type_.when_empty)
+        else:
+            root = parse_files(text, errors, values_max=values_max, when_empty=type_.when_empty)
         built = fit(root, errors, type_)
         _add(conflicts(built), root, errors)
         if not errors:
@@ -70,8 +75,9 @@ def _add(conflicts: Iterable[Conflict], root: YamlNode, errors: FileErrors) -> N
     for conflict in conflicts:
         if any(_touches(dotted(path), other) for path in conflict.paths for other in faulty):
             continue
-        line = "" if conflict.first is None else f" (line {locate(root, conflict.first)[0]})"
-        errors.add(conflict.paths[0], locate(root, conflict.paths[0]), conflict.message + line)
+        at = locate(root, conflict.paths[0])
+        first = "" if conflict.first is None else f" ({locate(root, conflict.first).seen_from(at)})"
+        errors.add(conflict.paths[0], at, conflict.message + first)
 
 
 def _valid(value: Any) -> Any:

@@ -69,11 +69,11 @@ def fit(root: YamlNode, errors: FileErrors, settings: type[Settings]) -> dict[st
         message = f"the file must hold a mapping (keys with a colon), not {_named(root)}"
         if isinstance(root.value, str) and not root.quoted and root.value in NULLS:
             message = empty_file(settings.when_empty)
-        errors.add((), (root.line, root.column), message)
+        errors.add((), root.at, message)
         return {}
     kind = entry.node.value if (entry := root.value.get("kind")) is not None else None
     if (what := other_program(root.value.keys(), kind)) is not None:
-        errors.halt((root.line, root.column), f"this is {what}")
+        errors.halt(root.at, f"this is {what}")
     built = _Validator(errors).struct(root, struct_type(settings), ())
     return built if isinstance(built, dict) else {}
 
@@ -106,7 +106,7 @@ class _Validator:
             read, complaint = _scalar(node.value, node.quoted, type_, extra)
         if complaint is None:
             return read
-        self._errors.add(path, (node.line, node.column), complaint)
+        self._errors.add(path, node.at, complaint)
         return INVALID
 
     def struct(self, node: YamlNode, type_: inspect.StructType, path: Path) -> Any:
@@ -144,7 +144,7 @@ class _Validator:
         place = type_.cls.misplaced.get(key) if issubclass(type_.cls, Settings) else None
         hint = f"; {place}" if place else did_you_mean(key, names)
         hint = hint or f"; known here: {', '.join(names)}"
-        self._errors.add(path, (entry.line, entry.column), f"unknown key{hint}")
+        self._errors.add(path, entry.at, f"unknown key{hint}")
 
     def _tagged(self, node: YamlNode, kept: Iterable[inspect.Type], path: Path) -> Any:
         structs = {member.tag: member for member in kept if isinstance(member, inspect.StructType)}
@@ -155,14 +155,14 @@ class _Validator:
             return INVALID
         if (entry := node.value.get(tag_field)) is None:
             message = f"is missing; it must be {_one_of(names)}"
-            self._errors.add((*path, tag_field), (node.line, node.column), message)
+            self._errors.add((*path, tag_field), node.at, message)
             return INVALID
         tag = entry.node.value
         if not isinstance(tag, str) or tag not in structs:
             value = quote(tag) if isinstance(tag, str) else _named(entry.node)
             hint = did_you_mean(tag, names) if isinstance(tag, str) else ""
             message = NO_VALUE if _is_null(entry.node) else _choice_complaint(value, names, hint)
-            self._errors.add((*path, tag_field), (entry.node.line, entry.node.column), message)
+            self._errors.add((*path, tag_field), entry.node.at, message)
             return INVALID
         return self.struct(node, structs[tag], path)
 
@@ -177,7 +177,7 @@ class _Validator:
             wanted = (
                 f"at most {most} are allowed" if least <= len(node.value) else f"at least {least} are needed"
             )
-            self._errors.add(path, (node.line, node.column), f"holds {len(node.value)} values, {wanted}")
+            self._errors.add(path, node.at, f"holds {len(node.value)} values, {wanted}")
             return INVALID
         items = [self.value(item, item_type, (*path, i)) for i, item in enumerate(node.value)]
         if entries:
@@ -186,8 +186,10 @@ class _Validator:
         for i, item in enumerate(items):
             at = node.value[i]
             if item is not INVALID and (before := first.setdefault(item, i)) != i:
-                message = f"{quote(str(item))} is in the list already, in line {node.value[before].line}"
-                self._errors.add((*path, i), (at.line, at.column), message)
+                message = (
+                    f"{quote(str(item))} is in the list already, in {node.value[before].at.seen_from(at.at)}"
+                )
+                self._errors.add((*path, i), at.at, message)
         return [item for item in items if item is not INVALID]
 
     def _refuse(self, node: YamlNode, wanted: str, path: Path, *, scalars: bool = False) -> None:
@@ -196,7 +198,7 @@ class _Validator:
             message = NO_VALUE
         elif scalars and isinstance(node.value, str):
             message += f"; did you mean [{quote(node.value)}]?"
-        self._errors.add(path, (node.line, node.column), message)
+        self._errors.add(path, node.at, message)
 
 
 def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, Any]) -> tuple[Any, str | None]:

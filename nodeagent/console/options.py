@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
+    from nodeagent.config.merged_tree import ConfigText
 
 GOOD, FAILED, USAGE = 0, 1, 2
 
@@ -62,8 +63,9 @@ def config_option(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=os.environ.get("NODEAGENT_CONFIG") or None,
         metavar="FILE",
-        help="configuration file (default: NODEAGENT_CONFIG, which the manifest sets, or what `nodeagent "
-        "config defaults` prints)",
+        help="configuration file, with the fragments in the folder beside it (nodeagent.d/*.yaml of nodeagent.yaml), "
+        "or a folder of fragments (default: NODEAGENT_CONFIG, which the manifest sets, or what `nodeagent config "
+        "defaults` prints)",
     )
 
 
@@ -213,13 +215,13 @@ def load_config(path: Path | None) -> Config:
     from nodeagent.agent_config import Config
     from nodeagent.agent_config import load as parse
 
-    return Config() if path is None else parse(config_text(path), name=str(path))
+    return Config() if path is None else parse(config_files(path), name=str(path))
 
 
-def config_text(path: Path) -> str:
-    """The text of a configuration file. Raises ``ConfigError``."""
+def config_files(path: Path) -> ConfigText:
+    """The files of a configuration. Raises ``ConfigError``."""
     from functools import partial
 
-    from nodeagent.config.followed_configuration import configuration_text, read_at_start
+    from nodeagent.config.followed_configuration import configuration_files, read_at_start
 
-    return read_at_start(path, partial(configuration_text, path))
+    return read_at_start(path, partial(configuration_files, path))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from nodeagent.agent_config import Config, load
-from nodeagent.base.regular_file import read_regular
+from nodeagent.config.config_files import read_config_files
 from nodeagent.config.file_errors import ConfigError
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.facts.model import Snapshot
@@ -71,9 +72,10 @@ def read_configuration(path: Path | None) -> ConfigurationFacts:
     if path is None:
         return ConfigurationFacts("the default configuration", Config())
     try:
-        text = read_regular(path).decode("utf-8", "surrogateescape")
+        text = read_config_files(path)
     except OSError as error:
-        return ConfigurationFacts(str(path), Config(), unreadable=error.strerror or str(error))
+        name = os.fsdecode(error.filename or path)
+        return ConfigurationFacts(name, Config(), unreadable=error.strerror or str(error))
     try:
         return ConfigurationFacts(str(path), load(text, name=str(path)))
     except ConfigError as error:

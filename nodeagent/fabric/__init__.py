@@ -36,7 +36,9 @@ A plan goes through these modules, in this order:
     leaf_objects, tiers   the HyperNodes of tier 1, and of the tiers above
     writes                the order of writes that keeps the tree valid
     outputs, outcome      the result
-    link_faults, troubles what is wrong, for people: links with a fault, wrong cables, nodes without a place
+    link_faults,
+    gpu_troubles,
+    troubles              what is wrong, for people: links and GPUs with a fault, wrong cables, nodes without a place
 
 ``uplinks`` derives the switches above a switch from the LLDP neighbors of that switch.
 """

@@ -21,7 +21,7 @@ from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, HyperNode, tier_name
 from nodeagent.fabric.maintenance import SERIES_MAX, standing
-from nodeagent.fabric.nodelinks import NodeLink, VfHolder
+from nodeagent.fabric.nodelinks import NodeLink, ReportedGpu, VfHolder
 from nodeagent.fabric.outcome import WriteRecord, obstacles
 from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.planner import Plan
@@ -84,8 +84,8 @@ class ViewAnomaly(FabricPart, frozen=True, kw_only=True):
 
 
 class ViewTrouble(FabricPart, frozen=True, kw_only=True):
-    """A ``FabricTrouble`` with at most ``LINKS_SHOWN`` of its links, as pairs of node and link, and of its jobs, and at
-    most ``NODES_SHOWN`` of its nodes. ``pods``: how many."""
+    """A ``FabricTrouble`` with at most ``LINKS_SHOWN`` of its links, as pairs of node and link, of its GPUs and
+    of its jobs, and at most ``NODES_SHOWN`` of its nodes. ``pods``: how many."""
 
     what: str
     where: str
@@ -99,6 +99,7 @@ class ViewTrouble(FabricPart, frozen=True, kw_only=True):
     maintenance: str = ""
     nodes: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
+    gpus: tuple[tuple[str, str], ...] = ()
 
 
 class ViewMaintenance(FabricPart, frozen=True, kw_only=True):
@@ -148,11 +149,13 @@ class ViewOverlap(FabricPart, frozen=True, kw_only=True):
 
 
 class ViewReport(msgspec.Struct, frozen=True):
-    """The links of a node as it reports them, words for the reasons that they name, and the pods with VFs."""
+    """The links of a node as it reports them, words for the reasons that they name, the pods with VFs, and the GPUs in
+    trouble."""
 
     links: tuple[NodeLink, ...]
     reasons: Mapping[str, Any]
     holders: tuple[VfHolder, ...] = ()
+    gpus: tuple[ReportedGpu, ...] = ()
     runbook: Mapping[str, str] = {}
     """As ``FabricView.runbook``."""
 
@@ -192,6 +195,8 @@ class FabricView(FabricPart, frozen=True, kw_only=True):
     """At most ``SERIES_MAX``; those whose time is over are left out."""
     away: Mapping[str, ViewAway]
     """The nodes that are away: their links are as last reported."""
+    gpus: Mapping[str, tuple[str, ...]]
+    """The GPUs in trouble of each node that is not away: each with its state, as ``GPU 3 unhealthy``."""
     legs: tuple[ViewLeg, ...]
     """At most ``LEGS_SHOWN`` of those that lose packets; the worst first."""
     more_legs: int
@@ -280,6 +285,11 @@ def fabric_view(
         away={
             shown(node): ViewAway(what=one.word, since=one.since, detail=one.detail)
             for node, one in plan.away.items()
+        },
+        gpus={
+            shown(node): tuple(f"{fault.gpu} {fault.state}" for fault in of_node)
+            for node, of_node in plan.levels.gpu_faults.items()
+            if node not in plan.levels.away
         },
         legs=tuple(legs[:LEGS_SHOWN]),
         more_legs=max(0, len(legs) - LEGS_SHOWN),
@@ -403,6 +413,7 @@ def _trouble(one: FabricTrouble) -> ViewTrouble:
         maintenance=one.maintenance,
         nodes=tuple(map(shown, one.nodes[:NODES_SHOWN])),
         jobs=tuple(map(shown, one.jobs[:LINKS_SHOWN])),
+        gpus=one.gpus[:LINKS_SHOWN],
     )
 
 

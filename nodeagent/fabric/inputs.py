@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from nodeagent.fabric.away_nodes import Away, AwayNode
 from nodeagent.fabric.fabric_settings import FabricRules
+from nodeagent.fabric.gpu_troubles import GpuFault, gpu_faults
 from nodeagent.fabric.hypernode import HyperNode, Texts
 from nodeagent.fabric.known_neighbors import KnownNeighbors
-from nodeagent.fabric.link_faults import LinkFault, LinkFaults
+from nodeagent.fabric.link_faults import LinkFault, NodeFaults, link_faults
 from nodeagent.fabric.maintenance import Maintained, MaintenanceBook
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Anomaly
@@ -43,6 +44,7 @@ class Levels:
     """Nodes whose faults are not in ``faults``: there are too many."""
     maintained: Maintained = field(default_factory=dict)
     away: Away = field(default_factory=dict)
+    gpu_faults: Mapping[str, tuple[GpuFault, ...]] = field(default_factory=dict)
 
     def exists(self, node: str) -> bool:
         """While no Node at all is known, every node counts as existing: an empty list is no evidence."""
@@ -67,7 +69,8 @@ class Inputs:
         self._our_labels = rules.label_keys
         self.reports: dict[str, CompactReport] = {}
         self.refused: dict[str, str] = {}
-        self.faults = LinkFaults()
+        self.faults = NodeFaults(link_faults)
+        self.gpu_faults = NodeFaults(gpu_faults)
         self.maintenance = MaintenanceBook()
         self.away: dict[str, AwayNode] = {}
         self.nodes: dict[str, KnownLabels] = {}
@@ -84,22 +87,26 @@ class Inputs:
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         if links is None:
-            self.faults.take(name, None)
+            self._take_faults(name, None)
             self.reports.pop(name, None)
             self.refused.pop(name, None)
             return
         try:
             links = self.known_neighbors.complete(links)
             self.reports[name] = self._reader.read(name, links)
-            self.faults.take(name, links)
+            self._take_faults(name, links)
             self.refused.pop(name, None)
         except RefusedReportError as error:
             self.refuse(name, str(error))
 
     def refuse(self, name: str, why: str) -> None:
         self.reports.pop(name, None)
-        self.faults.take(name, None)
+        self._take_faults(name, None)
         self.refused[name] = why
+
+    def _take_faults(self, name: str, links: NodeLinks | None) -> None:
+        self.faults.take(name, links)
+        self.gpu_faults.take(name, links)
 
     def node(self, name: str, labels: Mapping[str, str] | None) -> None:
         if labels is None:
@@ -148,9 +155,10 @@ class Inputs:
             self.uplinks_by_key,
             self.faults.of_node.copy(),
             self.rail_anomalies,
-            len(self.faults.beyond),
+            len(self.faults.beyond | self.gpu_faults.beyond),
             self.maintenance.of_node.copy(),
             self.away.copy(),
+            self.gpu_faults.of_node.copy(),
         )
 
 

@@ -1,4 +1,4 @@
-"""Jobs in the fabric: which pods are one job, and its nodes, leaf groups and links. Pure.
+"""Jobs in the fabric: which pods are one job, and its nodes, leaf groups, links and GPUs in trouble. Pure.
 
 A pod names its job: by a label that the controller of the job sets, else by its owner, else by the annotation of a
 gang. The outermost job counts: the pods of a JobSet are those of a Job too. docs/reference/verified.md has the source
@@ -104,7 +104,7 @@ class JobFabric(NamedTuple):
 
     ``groups`` are the nodes by leaf group; an empty name: those in none. ``fewest`` leaf groups would do: the largest
     ones, filled one after the other. ``links`` are those of the VFs that the pods hold. ``faulty`` are those of them
-    whose state is neither healthy nor unused.
+    whose state is neither healthy nor unused. ``gpus`` are those in trouble that its pods hold, each with its node.
     """
 
     job: JobKey
@@ -112,6 +112,7 @@ class JobFabric(NamedTuple):
     fewest: int
     links: tuple[tuple[str, str], ...]
     faulty: tuple[tuple[str, str], ...]
+    gpus: tuple[tuple[str, str], ...] = ()
 
     @property
     def leaf_groups(self) -> int:
@@ -169,7 +170,7 @@ class FabricOfJobs:
     """The ``JobFabric`` of any job in the fabric of ``plan``."""
 
     def __init__(self, plan: Plan, held: HeldLinks) -> None:
-        self._place, self._held = plan.nodes.place, held
+        self._place, self._held, self._gpus = plan.nodes.place, held, plan.levels.gpu_faults
         self._sizes = sorted(Counter(self._place.values()).values(), reverse=True)
         self._faulty = {
             node: {
@@ -195,7 +196,13 @@ class FabricOfJobs:
             sum(placed > before for before in accumulate(self._sizes, initial=0)),
             tuple(links),
             tuple(link for link in links if link[1] in self._faulty.get(link[0], ())),
+            tuple(sorted({(pod.node, gpu) for pod in pods for gpu in self._gpus_of(pod)})),
         )
+
+    def _gpus_of(self, pod: JobPod) -> tuple[str, ...]:
+        """The GPUs in trouble of its present node that it holds."""
+        name = f"{pod.job.namespace}/{pod.name}"
+        return tuple(fault.gpu for fault in self._gpus.get(pod.node, ()) if name in fault.pods)
 
     def links_of(self, pod: JobPod) -> tuple[str, ...]:
         """The links of its VFs on its present node. A report that still names it on a former node does not count."""
@@ -207,9 +214,9 @@ def _names(report: CompactReport) -> list[str]:
 
 
 def in_trouble_first(jobs: Iterable[JobFabric], limit: int) -> list[JobFabric]:
-    """At most ``limit`` jobs: those with most faulty links first, then those with most leaf groups to spare."""
+    """At most ``limit`` jobs: first those with most faulty links and GPUs, then those with leaf groups to spare."""
 
     def order(one: JobFabric) -> tuple[int, int, JobKey]:
-        return -len(one.faulty), one.fewest - one.leaf_groups, one.job
+        return -len(one.faulty) - len(one.gpus), one.fewest - one.leaf_groups, one.job
 
     return sorted(jobs, key=order)[:limit]

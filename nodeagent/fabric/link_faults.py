@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
 
+T = TypeVar("T")
 FAULTS = frozenset(("down", "missing", "degraded", "miscabled", "unhealthy", "unknown"))
 """The states of a link that are listed. An ``unused`` link is expected to be so."""
 FAULTS_MAX = 20_000
@@ -29,14 +30,16 @@ class LinkFault(NamedTuple):
     pods: tuple[str, ...]
 
 
-class LinkFaults:
-    """The faults of the latest reports, by node, at most ``FAULTS_MAX`` links; of the nodes beyond, the number.
+class NodeFaults(Generic[T]):
+    """The faults of the latest reports, by node, at most ``FAULTS_MAX``; of the nodes beyond, the number. ``found`` are
+    those of a report.
 
     A hall without power would take half a gigabyte. A node beyond the bound enters with its next report.
     """
 
-    def __init__(self) -> None:
-        self.of_node: dict[str, tuple[LinkFault, ...]] = {}
+    def __init__(self, found: Callable[[NodeLinks], Iterable[T]]) -> None:
+        self.of_node: dict[str, tuple[T, ...]] = {}
+        self._found = found
         self.beyond: set[str] = set()
         self._count = 0
 
@@ -44,7 +47,7 @@ class LinkFaults:
         """Replace the faults of a node; ``None``: it reports nothing now."""
         self._count -= len(self.of_node.pop(node, ()))
         self.beyond.discard(node)
-        found = () if report is None else tuple(link_faults(report))
+        found = () if report is None else tuple(self._found(report))
         if self._count + len(found) > FAULTS_MAX:
             self.beyond.add(node)
         elif found:

@@ -22,6 +22,12 @@ CONTENDERS_MAX = 4
 RAIL_ADDRESSES_MAX = 4
 LEGS_MAX = 16
 """Legs of a link in a report: the worst ones."""
+GPUS_MAX = 64
+"""GPUs of a report: four times those of the largest node of 2026."""
+GPU_REASONS_MAX, GPU_PODS_MAX = 8, 16
+"""Of one GPU in a report; it may be divided into slices."""
+GPU_TROUBLES = ("unhealthy", "degraded", "unknown")
+"""The states of a GPU that a report names."""
 LEG_LEVELS = (1, 10, 50, 100)
 """The levels of loss, in percent. A leg has the highest one that its loss reaches, about."""
 CHECKABLE = "yes"
@@ -158,6 +164,25 @@ class ReportedDomain(Wire, frozen=True, kw_only=True):
     gpus: tuple[int, ...] = ()
 
 
+class ReportedGpu(Wire, frozen=True, kw_only=True):
+    """A GPU in trouble; one that is well stands in no report. ``index`` is NVML's; one that NVML does not name has its
+    PCI address alone. ``reasons`` begin with the gravest, and ``reason_details`` has a sentence for each. ``since``:
+    when it came into this state, in RFC 3339. ``pods`` hold it, as ``namespace/pod``."""
+
+    index: int | None = None
+    pci_address: str | None = None
+    state: str
+    reasons: tuple[str, ...] = ()
+    reason_details: tuple[str, ...] = ()
+    since: str | None = None
+    pods: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[int | None, str | None]:
+        """Tells it apart from the other GPUs of its node."""
+        return (self.index, None) if self.index is not None else (None, self.pci_address)
+
+
 class Metadata(Wire, frozen=True, kw_only=True):
     """The part of the object's metadata that is used."""
 
@@ -169,8 +194,9 @@ class Metadata(Wire, frozen=True, kw_only=True):
 
 class NodeLinks(Wire, frozen=True, kw_only=True):
     """The report of one node. ``metadata.name`` must be the node's name too. ``nvlink_domains`` has one entry if its
-    GPUs agree, and none if no GPU is in a domain. ``holders`` is empty unless the node is set to report them; it stands
-    beside the links, so that a change of it makes no plan."""
+    GPUs agree, and none if no GPU is in a domain. ``gpus`` are those in trouble alone, at most ``GPUS_MAX``.
+    ``holders`` is empty unless the node is set to report them; it stands beside the links, so that a change of it makes
+    no plan."""
 
     api_version: str | None = None
     kind: str | None = None
@@ -179,6 +205,7 @@ class NodeLinks(Wire, frozen=True, kw_only=True):
     links: tuple[NodeLink, ...] = ()
     gpu_memory: tuple[GpuMemoryLevel, ...] = ()
     nvlink_domains: tuple[ReportedDomain, ...] = ()
+    gpus: tuple[ReportedGpu, ...] = ()
     holders: tuple[VfHolder, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""The troubles of a fabric: links with a fault, wrong cables, refused reports; what concerns most pods first.
+"""The troubles of a fabric: links and GPUs with a fault, wrong cables, refused reports; what concerns most pods first.
 
 Links that went down within ``TOGETHER_S`` have one cause, so they are one trouble: several links of one switch, or of
 one node. ``CLOCKS_S`` counts for a switch of which no link is up. An anomaly of a link that has a fault joins it. The
@@ -6,6 +6,9 @@ verb ``trouble`` and the fabric map show this list.
 
 A node that is away (``away_nodes``) is a trouble that takes the faults of its links with it: they are as last reported.
 Several of one leaf group that went within ``AWAY_TOGETHER_S`` are one.
+
+The GPUs of a node that failed together for the same reasons are one trouble. A node has at most ``GPU_TROUBLES_MAX`` of
+them, and they count as one link each in the order: a report that lies changes the place of its own node alone.
 
 A trouble has the pods that hold VFs of its links, or of its nodes where no link is named. An anomaly that only makes
 the tree wrong has none: the traffic of no pod suffers.
@@ -19,6 +22,7 @@ from typing import NamedTuple, TypeVar
 
 from nodeagent.base.plain_text import few
 from nodeagent.fabric.away_nodes import UNREACHABLE, Away, AwayNode
+from nodeagent.fabric.gpu_troubles import GpuFault
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
 from nodeagent.fabric.maintenance import Maintained, under_maintenance
 from nodeagent.fabric.node_lists import hostlist
@@ -39,6 +43,9 @@ TOGETHER_MIN = 3
 AWAY_TOGETHER_S = 60.0
 """The kubelet renews its Lease each 10 s, and the controller of nodes looks each 5 s: nodes that lost their power at
 once become Unknown within a quarter of a minute, or within a minute where the API server is slow."""
+GPUS_TOGETHER_S = 60.0
+"""An agent reads its GPUs one after the other, and writes at most each 10 s."""
+GPU_TROUBLES_MAX = 16
 _CABLES = frozenset((AnomalyKind.MISCABLED, AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP))
 _TREE_ALONE = frozenset(
     (
@@ -94,7 +101,7 @@ JobOf = Callable[[str], str]
 class FabricTrouble(NamedTuple):
     """A fault with its place, its start (Unix time), its reasons, the pods that hold its links, and the remedy.
     ``maintenance`` says which of it is planned work; empty: nothing. ``nodes`` are those that it concerns without a
-    link, ``jobs`` the jobs of ``pods``."""
+    link, ``jobs`` the jobs of ``pods``, and ``gpus`` the GPUs, each with its node."""
 
     what: str
     where: str
@@ -107,6 +114,7 @@ class FabricTrouble(NamedTuple):
     maintenance: str = ""
     nodes: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
+    gpus: tuple[tuple[str, str], ...] = ()
 
 
 def held_by_none(_node: str) -> Mapping[str, tuple[str, ...]]:
@@ -138,6 +146,7 @@ def troubles(
             continue
         cables.setdefault((anomaly.node, anomaly.link), []).append(anomaly)
     found: list[FabricTrouble] = [*_of_away_nodes(plan, held)]
+    found += (one for node in plan.levels.gpu_faults if node not in away for one in _of_gpus(plan, node))
     together: set[tuple[str, str]] = set()
     cut_off: set[str] = set()
     for of_switch, one_cause in _one_cause(faults, _alive(plan)):
@@ -164,7 +173,7 @@ def troubles(
         key=lambda one: (
             one.maintenance.startswith("maintenance"),
             -len(one.pods),
-            -len(one.links),
+            -(len(one.links) or bool(one.gpus)),
             -(one.since or 0.0),
             one.where,
         ),
@@ -251,9 +260,10 @@ def _of_away_nodes(plan: Plan, held: HeldOn) -> Iterator[FabricTrouble]:
 
 
 def _away(plan: Plan, node: str, away: AwayNode, held: HeldOn) -> FabricTrouble:
-    faults = plan.levels.faults.get(node, ())
-    links = "; ".join(few([f"{shown(fault.link)} {fault.state}" for fault in faults]))
-    last = f"its links are as last reported{f' ({links})' if links else ''}"
+    gpus = [f"{fault.gpu} {fault.state}" for fault in plan.levels.gpu_faults.get(node, ())]
+    links = [f"{shown(fault.link)} {fault.state}" for fault in plan.levels.faults.get(node, ())]
+    faults = "; ".join(few([*gpus, *links]))
+    last = f"its links {'and GPUs ' if gpus else ''}are as last reported{f' ({faults})' if faults else ''}"
     if away.why == UNREACHABLE:
         remedy = (
             f"check its power, its console (BMC) and its management network: kubectl describe node {node}"
@@ -278,6 +288,45 @@ def _away_at_once(away: Away, group: str, nodes: Sequence[str], held: HeldOn) ->
         tuple(sorted({pod for node in nodes for pod in held(node)})),
         "check what they share: the power of the rack, its management switch",
         nodes=tuple(sorted(nodes)),
+    )
+
+
+def _of_gpus(plan: Plan, node: str) -> Iterator[FabricTrouble]:
+    """The troubles of the GPUs of a node that is there."""
+    alike: dict[tuple[str, tuple[str, ...]], list[GpuFault]] = {}
+    for fault in plan.levels.gpu_faults[node]:
+        alike.setdefault((fault.state, fault.reasons), []).append(fault)
+    causes = [
+        same
+        for faults in alike.values()
+        for same in _bursts(sorted(faults, key=_begin), GPUS_TOGETHER_S, _begin)
+    ]
+    yield from (_gpus(node, same) for same in causes[:GPU_TROUBLES_MAX])
+    if more := [fault for same in causes[GPU_TROUBLES_MAX:] for fault in same]:
+        yield _gpus(node, more)._replace(what=f"{len(more)} more GPUs are in trouble", where=node, details=())
+
+
+def _begin(fault: GpuFault) -> float:
+    return fault.since or 0.0
+
+
+def _gpus(node: str, faults: Sequence[GpuFault]) -> FabricTrouble:
+    first, names = faults[0], [fault.gpu for fault in faults]
+    where, what, details = f"{node} {first.gpu}", first.state, first.details
+    if len(faults) > 1:
+        where, what = node, f"{len(faults)} GPUs are {first.state}"
+        details = (", ".join(few(names)), *details)
+    return FabricTrouble(
+        what,
+        where,
+        first.since,
+        (),
+        first.reasons,
+        details,
+        tuple(sorted({pod for fault in faults for pod in fault.pods})),
+        remedy_for(first.reasons, first.gpu),
+        nodes=(node,),
+        gpus=tuple((node, name) for name in names),
     )
 
 
@@ -352,5 +401,7 @@ def _of_unplaced(unplaced: UnplacedNode, held: HeldOn) -> FabricTrouble:
 
 
 def _more(nodes: int) -> FabricTrouble:
-    what = f"links of {nodes} more nodes have a fault: {FAULTS_MAX} faults are kept with their reasons"
+    what = (
+        f"links or GPUs of {nodes} more nodes have a fault: {FAULTS_MAX} of each are kept with their reasons"
+    )
     return FabricTrouble(what, "the fabric", None, (), (), (), (), "mend what is listed; the rest follows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.facts.allocation import hardware_of
-from nodeagent.facts.model import Snapshot
+from nodeagent.facts.model import PodNetdev, Snapshot
 
 
 def pods_by_device(snapshot: Snapshot) -> Mapping[str, tuple[str, ...]]:
@@ -22,3 +22,13 @@ def pods_by_device(snapshot: Snapshot) -> Mapping[str, tuple[str, ...]]:
             if (parent := parents.get(hardware_of(device_id) or "")) is not None:
                 pods.setdefault(parent, set()).add(f"{held.namespace}/{held.pod}")
     return {parent: tuple(sorted(names)) for parent, names in pods.items()}
+
+
+def netdevs_by_device(snapshot: Snapshot) -> Mapping[str, tuple[PodNetdev, ...]]:
+    """The netdevs in pods by the PCI address of the PF. One whose VF has gone is of none."""
+    parents = {function.pci_address: function.parent for function in snapshot.functions}
+    found: dict[str, list[PodNetdev]] = {}
+    for netdev in snapshot.pod_netdevs:
+        if (parent := parents.get(netdev.device)) is not None:
+            found.setdefault(parent, []).append(netdev)
+    return {parent: tuple(netdevs) for parent, netdevs in found.items()}

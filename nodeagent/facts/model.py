@@ -283,6 +283,17 @@ class Holding(msgspec.Struct, frozen=True):
     claim: str = ""
 
 
+class PodNetdev(msgspec.Struct, frozen=True):
+    """The netdev of a VF in the pod that holds it, as `nodeagent attach` has found it last. ``device`` is the PCI
+    address; ``addresses`` have the lengths of their prefixes. On the host's network there is no address of the pod."""
+
+    device: str
+    namespace: str
+    pod: str
+    netdev: str
+    addresses: tuple[str, ...] = ()
+
+
 class DeviceNode(msgspec.Struct, frozen=True):
     """A character device for the container; ``permissions`` as in the device cgroup, ``rwm``. ``number`` is its major
     and minor number: then the runtime makes it, and it need not exist on the host."""
@@ -453,6 +464,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     holdings: tuple[Holding, ...] | None = None
+    pod_netdevs: tuple[PodNetdev, ...] = ()
+    """By PCI address; empty unless `nodeagent attach` moves netdevs."""
     claim_shares: tuple[ClaimShare, ...] = ()
     """By container, which ``holdings`` does not name for claims."""
     paths: HostPaths = HostPaths()

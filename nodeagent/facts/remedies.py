@@ -9,6 +9,7 @@ _NO_READINGS = "the agent's readings stopped: kubectl logs of its pod"
 _PACKETS_LOST = "replace cable or optics: packets are lost"
 _REPLACE_GPU = "drain the node and reset the GPU; if it comes again, replace it"
 _RESET_GPU = "drain the node, then reset the GPU or reboot"
+_COOLING = "check fans, air flow, filters and water"
 _CLEAN_CABLE = "clean or replace cable and optics"
 _CLEAN_MODULE = "clean or replace the module"
 _REMEDIES = {
@@ -34,7 +35,7 @@ _REMEDIES = {
     "link_recoveries": _CLEAN_CABLE,
     "link_symbol_errors": _CLEAN_CABLE,
     "lane_imbalance": _CLEAN_MODULE,
-    "pcie_": "reseat the NIC, or move it to another slot",
+    "pcie_": "reseat the card, or move it to another slot",
     "pause": "the node receives too slowly: look for a stuck program, then for PCIe errors",
     "gid_missing": "set the address of the NIC again",
     "rail_": "`nodeagent rails` shows the legs; check cable and optics of those that lose packets, at both ends",
@@ -49,7 +50,10 @@ _REMEDIES = {
     "sram_": _REPLACE_GPU,
     "nvswitch_": "look at the log of nvidia-fabricmanager; drain the node and reboot it",
     "process_stuck": "end the process; if it cannot end, drain the node and reboot it",
-    "temperature_margin": "check fans, air flow, filters and water",
+    "temperature_margin": _COOLING,
+    "thermal_slowdown": _COOLING,
+    "memory_temperature": _COOLING,
+    "power_slowdown": "check the power supplies of the node and their cables: the event log of its BMC",
     "nvlink_": "drain the node and reset its GPUs; if it comes again, replace the GPU or its cable",
     "fabric_": "look at the log of nvidia-fabricmanager, then drain the node and reset its GPUs",
     "driver_": "look at the kernel's log for the driver, then drain the node and reboot it",

@@ -95,6 +95,8 @@ JOB_FAMILIES: tuple[ComputedFamily[ClusterJobs], ...] = (
     computed("job_links_degraded", "namespace,kind,name",
         "Links of the job's VFs that are neither healthy nor unused.",
         lambda jobs: ((one.job, len(one.faulty)) for one in jobs.shown)),
+    computed("job_gpus_degraded", "namespace,kind,name", "GPUs in trouble that the job's pods hold.",
+        lambda jobs: ((one.job, len(one.gpus)) for one in jobs.shown)),
     computed("job_leaf_groups", "namespace,kind,name", "Leaf groups with nodes of the job.",
         lambda jobs: ((one.job, one.leaf_groups) for one in jobs.shown)),
 )  # fmt: skip
@@ -120,7 +122,8 @@ async def _off(_parameters: Mapping[str, str]) -> Page:
 
 
 def _first(plan: Plan, pods: Iterable[JobPod | None], held: Callable[[], HeldLinks]) -> list[JobFabric]:
-    """A job without a VF is left out: its links are not known, and most Jobs of a cluster use no fabric."""
+    """A job without a VF is left out, unless a GPU of it is in trouble: its links are not known, and most Jobs of a
+    cluster use no fabric."""
     fabrics = FabricOfJobs(plan, held())
     made = (fabrics.of(job, found) for job, found in by_job(pods).items())
-    return fabric_jobs.in_trouble_first((one for one in made if one.links), JOBS_MAX)
+    return fabric_jobs.in_trouble_first((one for one in made if one.links or one.gpus), JOBS_MAX)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from nodeagent.facts.model import Health, Reason, State, UnusableGpu
+from nodeagent.facts.model import Health, PodNetdev, Reason, State, UnusableGpu
 from nodeagent.facts.remedies import remedy_for
 from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.hold import Hold
@@ -44,7 +44,8 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     sources whose samples are stale, with the JSON key ``silent``. ``not_given``: the counters of unknown rules that no
     source gives. ``nic``: the name by its rail. ``offered``: whether a resource or a claim has devices of it, so that
     ``allocatable`` is what the kubelet or the scheduler is told. ``remedy``: the first thing to do about its reasons.
-    ``pods``: those that hold devices of it, ``namespace/pod``."""
+    ``pods``: those that hold devices of it, ``namespace/pod``. ``pod_netdevs``: the netdevs of its VFs in pods, by
+    `nodeagent attach`."""
 
     device: str
     name: str
@@ -63,6 +64,7 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     offered: bool = True
     remedy: str = ""
     pods: tuple[str, ...] = ()
+    pod_netdevs: tuple[PodNetdev, ...] = ()
 
     @property
     def label(self) -> str:

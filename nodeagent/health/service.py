@@ -20,7 +20,18 @@ from typing import TypeVar
 import msgspec
 
 from nodeagent.facts.card_identity import card_identity, valid_identity
-from nodeagent.facts.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
+from nodeagent.facts.device_pods import netdevs_by_device, pods_by_device
+from nodeagent.facts.model import (
+    HEALTHY,
+    Function,
+    Gpu,
+    GpuFunction,
+    Health,
+    Link,
+    Neighbor,
+    Snapshot,
+    UnusableGpu,
+)
 from nodeagent.health.cabling import NO_CABLES, CablesOfNode, is_switch
 from nodeagent.health.cordons import Cordon, PlannedWork, cordon_reasons
 from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics, explain_unusable
@@ -335,12 +346,16 @@ class HealthService:
         self,
         names: Mapping[str, str] = MappingProxyType({}),
         offered: Collection[str] | None = None,
-        pods: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        snapshot: Snapshot | None = None,
     ) -> bytes:
         """Return ``explain`` as a JSON array, for the page /health. ``offered``: the devices that are, where it is
-        known. ``pods``: those that hold devices of a PF or GPU."""
+        known. ``snapshot``: what pods hold."""
+        pods = pods_by_device(snapshot or Snapshot())
+        netdevs = netdevs_by_device(snapshot or Snapshot())
         views = tuple(
-            msgspec.structs.replace(view, pods=pods[view.device]) if view.device in pods else view
+            msgspec.structs.replace(
+                view, pods=pods.get(view.device, ()), pod_netdevs=netdevs.get(view.device, ())
+            )
             for view in self.explain(names)
         )
         if offered is not None:

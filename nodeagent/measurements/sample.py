@@ -40,6 +40,8 @@ class Source(StrEnum):
     """netlink notices of changes by an administrator"""
     RAILS = "rails"
     """probes over the rails"""
+    ATTACH = "attach"
+    """`nodeagent attach`, by its state file"""
     VF = "vf"
     """VF traffic as the PF counts it: one firmware command per VF on mlx5"""
     GPU = "gpu"
@@ -48,8 +50,8 @@ class Source(StrEnum):
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """The values of one device from one reader.
 
-    ``at`` is CLOCK_BOOTTIME in seconds. ``device`` is a PF's PCI address or a GPU's UUID. ``values`` and ``texts``
-    use the names of ``measurements/table.py``.
+    ``at`` is CLOCK_BOOTTIME in seconds. ``device`` is a PF's PCI address or a GPU's UUID, empty for the node.
+    ``values`` and ``texts`` use the names of ``measurements/table.py``.
     """
 
     at: float

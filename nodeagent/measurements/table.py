@@ -20,6 +20,7 @@ _ADMINISTRATION, DEVLINK, DRIVER, _STANDARD, FEC, GPU = (
     Source.GPU,
 )
 KERNEL, LINK, _MODES, _MODULE, _PAUSE = Source.KERNEL, Source.LINK, Source.MODES, Source.MODULE, Source.PAUSE
+ATTACH = Source.ATTACH
 PCIE, RAILS, RDMA, STATE, VF = Source.PCIE, Source.RAILS, Source.RDMA, Source.STATE, Source.VF
 
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, as nvidia-smi shows it"
@@ -570,6 +571,10 @@ _WITHOUT_METRIC = (
         counter=False,
         origin="1: most were lost on the way there; -1: on the way back",
     ),
+    Measurement("attach_connected", ATTACH, "nodeagent_attach_connected", counter=False),
+    Measurement("attach_waiting", ATTACH, "nodeagent_attach_waiting_pods", counter=False),
+    Measurement("attach_seconds", ATTACH, "nodeagent_attach_seconds", counter=True, per="bound"),
+    Measurement("attach_failures", ATTACH, "nodeagent_attach_failures_total", counter=True, per="step"),
     Measurement("rail_lossy_since", RAILS, counter=False, origin="Unix time of the first loss on these legs"),
 )
 """Numbers that no family shows. ``nodeagent_gpu_xid_errors_total`` counts XIDs as they arrive."""

@@ -49,6 +49,8 @@ class ControllerInput(msgspec.Struct, frozen=True):
     """When planned work ends (Unix time), by Node, link, netdev and PCI address."""
     away: Mapping[tuple[str, str, str], float] = {}
     """Since when nodes are away (Unix time), by Node, leaf group and why."""
+    gpus: Mapping[tuple[str, str, str, str], float] = {}
+    """Since when GPUs are in trouble (Unix time), by Node, leaf group, GPU and state."""
 
 
 FeatureFamilies = tuple[Iterable[ComputedFamily[Any]], object]
@@ -162,6 +164,9 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
     computed("node_away_start_timestamp_seconds", "node,hypernode,why",
         "Since when a node with a report is away: its condition Ready is not True, so what it reported is old.",
         lambda shown: shown.away.items()),
+    computed("gpu_trouble_start_timestamp_seconds", "node,hypernode,gpu,state",
+        "Since when a GPU is in trouble, as the report of its node says; absent for one that is well.",
+        lambda shown: shown.gpus.items()),
     computed("task_restarts_total", "task", "Tasks of the controller that failed and were restarted.",
         lambda shown: by_key(shown.restarts)),
 )  # fmt: skip

@@ -20,9 +20,10 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.config.formats import host_port
 from nodeagent.fabric.away_nodes import away_series
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
+from nodeagent.fabric.gpu_troubles import gpu_series
 from nodeagent.fabric.hypernode import LEAF, tier_name
 from nodeagent.fabric.maintenance import ends
-from nodeagent.fabric.nodelinks import NodeLink, VfHolder
+from nodeagent.fabric.nodelinks import NodeLink, ReportedGpu, VfHolder
 from nodeagent.facts.remedies import runbook_links
 from nodeagent.health.rules import rule_words
 from nodeagent.kube.client import ApiClient, ApiError
@@ -72,6 +73,7 @@ class ReplicaWrites(msgspec.Struct, frozen=True):
 class _ReportedLinks(msgspec.Struct):
     links: tuple[NodeLink, ...] = ()
     holders: tuple[VfHolder, ...] = ()
+    gpus: tuple[ReportedGpu, ...] = ()
 
 
 _REPORT = NODELINKS.typed(_ReportedLinks)
@@ -173,9 +175,11 @@ class ControllerPages:
             return Page(404, b"the node has no report now\n")
         known = self._fabric.parts.planner.inputs.known_neighbors
         links = known.complete_links(name, listed.items[0].links)
+        listed_gpus = listed.items[0].gpus
         keys = {reason for link in links for reason in link.reasons}
+        keys.update(reason for gpu in listed_gpus for reason in gpu.reasons)
         links_of = runbook_links(self._settings.runbook, keys)
-        view = ViewReport(links, rule_words(keys), listed.items[0].holders, links_of)
+        view = ViewReport(links, rule_words(keys), listed.items[0].holders, listed_gpus, links_of)
         return Page(200, msgspec.json.encode(view), JSON_TYPE)
 
     async def _pods(self, parameters: Mapping[str, str]) -> Page:
@@ -211,7 +215,7 @@ class ControllerPages:
             feature_writes=chain.from_iterable(one.writes() for one in features),
             configuration_fault=self._fabric.error,
             maintenance=ends(parts.planner.inputs.maintenance.of_node, time.time()),
-            away=self._away(),
+            **self._start_times(),
         )
         shown_features = [
             (self._families.get(name, ()), one.shown)
@@ -220,10 +224,11 @@ class ControllerPages:
         ]
         return Page(200, *render_page(shown, negotiate(accept) != PLAIN_TYPE, shown_features))
 
-    def _away(self) -> dict[tuple[str, str, str], float]:
-        """Of the leader alone: only it has a plan, so the leaf groups of nodes."""
+    def _start_times(self) -> dict[str, Any]:
+        """Since when nodes are away and GPUs in trouble. Of the leader alone: only it has a plan, so the leaf groups of
+        nodes."""
         outcome, inputs = self._progress.outcome, self._fabric.parts.planner.inputs
-        if outcome is None or not inputs.away:
+        if outcome is None or not (inputs.away or inputs.gpu_faults.of_node):
             return {}
         groups = {
             node: one.name
@@ -231,9 +236,9 @@ class ControllerPages:
             if one.tier_name == tier_name(LEAF)
             for node in one.nodes
         }
-        return away_series(
-            {node: one for node, one in inputs.away.items() if inputs.is_of_fabric(node)}, groups
-        )
+        away = {node: one for node, one in inputs.away.items() if inputs.is_of_fabric(node)}
+        gpus = {node: those for node, those in inputs.gpu_faults.of_node.items() if node not in away}
+        return {"away": away_series(away, groups), "gpus": gpu_series(gpus, groups)}
 
     def _healthz(self, _accept: str) -> Page:
         return Page(200, b"ok\n")

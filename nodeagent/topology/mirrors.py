@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import starmap
+from typing import TypeVar
 
 import msgspec
 
@@ -28,10 +29,19 @@ from nodeagent.base.change_log import CONTROLLER_MAX, Change, ChangeLog
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
 from nodeagent.fabric.away_nodes import AwayNode, WatchedNode, away_node
+from nodeagent.fabric.gpu_troubles import gpu_changes
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.jobs import HeldLinks, held_links
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, standing
-from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
+from nodeagent.fabric.nodelinks import (
+    GPUS_MAX,
+    Metadata,
+    NodeLink,
+    NodeLinks,
+    ReportedDomain,
+    ReportedGpu,
+    VfHolder,
+)
 from nodeagent.fabric.report_changes import report_changes
 from nodeagent.fabric.reports import InternPool, only_legs_differ
 from nodeagent.fabric.troubles import JobOf, of_no_job
@@ -40,6 +50,7 @@ from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 PODS_MAX = 128
@@ -133,6 +144,7 @@ class RawReport(msgspec.Struct, rename="camel"):
     node_name: msgspec.Raw = msgspec.Raw(b'""')
     links: msgspec.Raw = msgspec.Raw(b"[]")
     nvlink_domains: msgspec.Raw = msgspec.Raw(b"[]")
+    gpus: msgspec.Raw = msgspec.Raw(b"[]")
     holders: msgspec.Raw = msgspec.Raw(b"[]")
 
 
@@ -149,6 +161,7 @@ _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
 _VF_HOLDERS = msgspec.json.Decoder(tuple[VfHolder, ...])
 _DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
+_GPUS = msgspec.json.Decoder(tuple[ReportedGpu, ...])
 
 
 class ClusterMirror:
@@ -277,7 +290,8 @@ class ClusterMirror:
         """
         name = raw.metadata.name
         other_pods = self.pods.take(name, bytes(raw.holders))
-        content = hash((bytes(raw.links), bytes(raw.node_name), bytes(raw.nvlink_domains)))
+        parts = (raw.links, raw.node_name, raw.nvlink_domains, raw.gpus)
+        content = hash(tuple(map(bytes, parts)))
         known = self._passed_on.get(name)
         faulty = self._listener.has_fault(name)
         if content != (self.reports.objects.get(name) if known is None else known) or (other_pods and faulty):
@@ -289,11 +303,15 @@ class ClusterMirror:
             else:
                 inputs = self._listener.inputs
                 before, faults = inputs.reports.get(name), inputs.faults.of_node.get(name)
+                gpus = inputs.gpu_faults.of_node.get(name, ())
                 self._listener.report(name, report)
                 after = inputs.reports.get(name)
                 if before is not None and after is not None:
                     self.changes.add(report_changes(before, after, report, time.time()))
-                    if only_legs_differ(before, after) and faults == inputs.faults.of_node.get(name):
+                    gpus_now = inputs.gpu_faults.of_node.get(name, ())
+                    self.changes.add(gpu_changes(name, gpus, gpus_now, time.time()))
+                    same_faults = faults == inputs.faults.of_node.get(name) and gpus == gpus_now
+                    if same_faults and only_legs_differ(before, after):
                         return content  # legs of a spine come and go by the thousand, and make no plan
             self.stir()
         return content
@@ -379,13 +397,14 @@ def _decoded(raw: RawReport) -> NodeLinks:
         node_name=_NAME.decode(raw.node_name),
         links=_LINKS.decode(raw.links),
         nvlink_domains=_DOMAINS.decode(raw.nvlink_domains),
-        holders=_holders(raw.holders),
+        gpus=_if_readable(_GPUS, raw.gpus)[:GPUS_MAX],
+        holders=_if_readable(_VF_HOLDERS, raw.holders)[:PODS_MAX],
     )
 
 
-def _holders(raw: msgspec.Raw) -> tuple[VfHolder, ...]:
+def _if_readable(decoder: msgspec.json.Decoder[tuple[T, ...]], raw: msgspec.Raw) -> tuple[T, ...]:
     """None if they are unreadable: the links of the report hold nevertheless."""
     try:
-        return _VF_HOLDERS.decode(raw)[:PODS_MAX]
+        return decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ()

@@ -13,7 +13,7 @@ import msgspec
 from nodeagent.base.change_log import Change
 from nodeagent.facts.affinity import affinity
 from nodeagent.facts.device_pods import pods_by_device
-from nodeagent.facts.model import Function, Gpu, Holding, Neighbor, Reason, Remark, Snapshot
+from nodeagent.facts.model import Function, Gpu, Holding, Neighbor, PodNetdev, Reason, Remark, Snapshot
 from nodeagent.facts.remedies import runbook_links
 from nodeagent.health.explain import DeviceView, remedy_of_device
 from nodeagent.kinds.rail_numbers import nic_names
@@ -30,7 +30,8 @@ class NodePart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ViewVf(NodePart, frozen=True, kw_only=True):
-    """``resource`` and ``healthy`` are those in the list of the kubelet; ``holder`` is ``namespace/pod/container``."""
+    """``resource`` and ``healthy`` are those in the list of the kubelet; ``holder`` is ``namespace/pod/container``.
+    ``pod_netdev`` and ``pod_addresses`` are its name and addresses in the pod, by `nodeagent attach`."""
 
     address: str
     index: int | None
@@ -41,6 +42,8 @@ class ViewVf(NodePart, frozen=True, kw_only=True):
     resource: str | None = None
     healthy: bool | None = None
     holder: str | None = None
+    pod_netdev: str | None = None
+    pod_addresses: tuple[str, ...] = ()
 
 
 class ViewNic(NodePart, frozen=True, kw_only=True):
@@ -194,6 +197,7 @@ def _nics(
         if function.parent is not None:
             vfs.setdefault(function.parent, []).append(function)
     offered, first_names = _offered(snapshot, machine), nic_names(rails)
+    in_pods = {netdev.device: netdev for netdev in snapshot.pod_netdevs}
     for pf in pfs:
         link = links.get(pf.pci_address)
         netdev = link.netdev if link else pf.netdev
@@ -218,7 +222,7 @@ def _nics(
             default_route=link.default_route if link else False,
             rail=rails.get(pf.pci_address),
             total_vfs=pf.total_vfs,
-            vfs=tuple(_vf(vf, offered, holder_of) for vf in ordered),
+            vfs=tuple(_vf(vf, offered, holder_of, in_pods.get(vf.pci_address)) for vf in ordered),
             neighbors=tuple(neighbor for neighbor in snapshot.neighbors if neighbor.link == netdev),
             remarks=tuple(remark for remark in snapshot.remarks if remark.link == netdev),
             remedy=remedy_of_device(pf.health.reasons, netdev or name),
@@ -239,7 +243,12 @@ def _offered(snapshot: Snapshot, machine: MachineView) -> dict[str, tuple[str, b
     }
 
 
-def _vf(vf: Function, offered: Mapping[str, tuple[str, bool]], holder_of: Mapping[str, str]) -> ViewVf:
+def _vf(
+    vf: Function,
+    offered: Mapping[str, tuple[str, bool]],
+    holder_of: Mapping[str, str],
+    in_pod: PodNetdev | None,
+) -> ViewVf:
     resource, healthy = offered.get(vf.pci_address, (None, None))
     return ViewVf(
         address=vf.pci_address,
@@ -251,6 +260,8 @@ def _vf(vf: Function, offered: Mapping[str, tuple[str, bool]], holder_of: Mappin
         resource=resource,
         healthy=healthy,
         holder=holder_of.get(vf.pci_address),
+        pod_netdev=None if in_pod is None else in_pod.netdev,
+        pod_addresses=() if in_pod is None else in_pod.addresses,
     )
 
 

@@ -20,7 +20,6 @@ from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.config.formats import host_port
 from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
-from nodeagent.facts.device_pods import pods_by_device
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
 from nodeagent.health.service import HealthService
@@ -241,8 +240,8 @@ class Pages:
 
     def _explained_health(self) -> bytes:
         """The health of every PF and GPU with its rules and values, as JSON."""
-        offer, pods = self._agent.offer, pods_by_device(self._agent.inventory.snapshot)
-        return self._agent.health.explain_json(nic_names(offer.rails), offer.devices(), pods)
+        offer, snapshot = self._agent.offer, self._agent.inventory.snapshot
+        return self._agent.health.explain_json(nic_names(offer.rails), offer.devices(), snapshot)
 
     def _health(self, _accept: str) -> Page:
         return Page(200, self._explained_health(), "application/json")

@@ -282,6 +282,30 @@ async def test_a_config_map_that_the_kubelet_swaps_applies() -> None:
         await n.allocatable("two.example/gpu-mem", 158)
 
 
+async def test_a_fragment_beside_the_file_applies_and_one_that_breaks_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with node() as n:
+        config = n.configure("resources: [{kind: gpu-mem}]\n")
+        folder = n.config_file.with_suffix(".d")
+        await n.kubelet.start()
+        await n.start_agent(config)
+        await n.allocatable(MEMORY, 158)
+        folder.mkdir()
+        (folder / "prefix.part").write_text("resourcePrefix: one.example\n")
+        (folder / "prefix.part").rename(folder / "prefix.yaml")
+        await n.allocatable("one.example/gpu-mem", 158)
+        (folder / "again.part").write_text("resourcePrefix: two.example\n")
+        (folder / "again.part").rename(folder / "again.yaml")
+        twice = f"resourcePrefix: is set twice, in {folder}/again.yaml:1 and in {folder}/prefix.yaml:1"
+        await n.until(lambda: twice in caplog.text)
+        assert n.kubelet.allocatable()["one.example/gpu-mem"] == 158
+        assert "nodeagent_configuration_in_force 0" in (await n.get("/metrics"))[1]
+        (folder / "prefix.yaml").unlink()
+        await n.allocatable("two.example/gpu-mem", 158)
+        assert "nodeagent_configuration_in_force 1" in (await n.get("/metrics"))[1]
+
+
 @pytest.mark.parametrize(
     ("change", "logged"),
     [

@@ -47,6 +47,7 @@ LARGE_CLASSES = {
     "nodeagent/agent.py:Agent": COMPOSED,
     "nodeagent/agent_config.py:Config": DOCUMENT,
     "nodeagent/fabric/nodelinks.py:NodeLink": DOCUMENT,
+    "nodeagent/fabric/inputs.py:Inputs": "one field for each kind of input",
     "nodeagent/health/explain.py:DeviceView": DOCUMENT,
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
 from nodeagent.attach.pod_plan import PlannedVf
-from nodeagent.facts.model import Holding
+from nodeagent.facts.model import Holding, PodNetdev
 from tests.support.attached_pods import AttachedNode, addresses, links, vf
 
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")
@@ -446,6 +446,45 @@ async def test_a_spec_that_was_deleted_is_written_again(node: AttachedNode) -> N
     (node.folder / "cdi" / "nodeagent-attached.json").unlink()
     await node.attachments.look()
     assert node.entries() == before
+
+
+# --- what others are told ---------------------------------------------------------------------------------
+
+
+async def test_it_tells_which_pod_has_which_vf_under_which_name_and_address(node: AttachedNode) -> None:
+    first, _ = node.pod("first", vf(1), vf(0))
+    second, _ = node.pod("second", vf(0, 1))
+    for sandbox in (first, second):
+        await node.attachments.begin(sandbox)
+    told = (
+        PodNetdev(vf(0), "default", "first", "rail0", ("10.100.16.7/16",)),
+        PodNetdev(vf(0, 1), "default", "second", "rail0", ("10.100.32.7/16",)),
+        PodNetdev(vf(1), "default", "first", "rail1", ("10.101.16.7/16",)),
+    )
+    assert node.attachments.netdevs == told
+    node.holdings = None
+    await node.restarted().synchronize((first, second))
+    assert node.attachments.netdevs == told
+    await node.attachments.end(first)
+    assert node.attachments.netdevs == told[1:2]
+
+
+async def test_it_counts_pods_by_time_and_failures_by_step(node: AttachedNode) -> None:
+    sandbox, _ = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    await node.attachments.settle()  # nothing moves, so nothing is counted
+    counts = node.attachments.counts
+    assert counts.seconds[-1] == 1
+    assert counts.total_s > 0
+    assert counts.failures == {}
+    other, pod = node.pod("other", vf(1))
+    pod.ip("link add rail1 type veth peer name far")
+    with pytest.raises(AttachRefused):
+        await node.attachments.begin(other)
+    third, _ = node.pod("third", vf(0))
+    with pytest.raises(AttachRefused):
+        await node.attachments.begin(third)
+    assert node.attachments.counts.failures == {"move": 1, "holder": 1}
 
 
 # --- found by attacks -------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def without_its_folder(file: Path) -> None:
     [
         (deleted, "No such file"),
         (as_pipe, "a named pipe"),
-        (as_folder, "Is a directory"),
+        (as_folder, "no file in this folder ends in .yaml"),
         (without_its_folder, "No such file"),
     ],
 )
@@ -222,6 +222,39 @@ async def test_a_file_that_cannot_be_read_changes_nothing_and_its_successor_is_i
         part.replace(file)
         await until(lambda: all(OTHER in labels(server, node) for node in FIRST + SECOND), "the other label")
         assert not controller.fabric.error
+
+
+async def test_fragments_come_change_break_and_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder ``fabric.d`` that appears beside the file, and a ConfigMap whose keys change in it."""
+    caplog.set_level(logging.INFO)
+    main = tmp_path / "c"
+    main.mkdir()
+    file = main / "fabric.yaml"
+    file.write_text(HEAD + TIMES)
+    async with cluster() as server, leading(server, file) as controller:
+        before = leader(server)
+        fragments = ConfigMap(main / "fabric.d", keys=OTHER_KEYS)
+        await until(
+            lambda: all(OTHER in labels(server, node) for node in FIRST + SECOND), "the fragment's label"
+        )
+        assert "The changed configuration is in force." in caplog.text
+        fragments.swap(keys=OTHER_KEYS, more=OTHER_KEYS)
+        (main / "fabric.d" / "more.yaml").symlink_to("..data/more.yaml")
+        twice = (
+            f"labels.keys: is set twice, in {main}/fabric.d/keys.yaml:1 and in {main}/fabric.d/more.yaml:1"
+        )
+        await until(lambda: twice in controller.fabric.error, "the refusal")
+        assert (
+            f"refused, the running one stays: {main}/fabric.d/more.yaml:1"
+            in (await page(controller, "/readyz"))[1]
+        )
+        assert all(OTHER in labels(server, node) for node in FIRST + SECOND)
+        fragments.swap(more="jobs: nonsense\n")
+        await until(lambda: "more.yaml:1:7: jobs: must be true or false" in controller.fabric.error)
+        fragments.swap(keys=DEFAULT_KEYS)
+        await until(lambda: not controller.fabric.error, "the end of the fault")
+        assert caplog.text.count("The changed configuration is in force.") == 2
+        assert leader(server) == before
 
 
 async def test_a_fault_that_stays_is_logged_once(

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.attach.attach_files import AttachFiles, AttachState
 from nodeagent.cli import main
 from nodeagent.console.agent_query import fetch_page
 from nodeagent.console.options import load_config
 from nodeagent.facts.device_pods import pods_by_device
+from nodeagent.facts.model import PodNetdev
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.certificates import Authority
 from tests.support.running_agent import node
@@ -127,6 +129,44 @@ async def test_the_kubelet_is_told_nothing_about_a_device_that_nobody_offers(
             if agent:
                 await n.stop_agent()
                 await n.kubelet.stop()
+
+
+async def test_a_nic_shows_which_pod_has_which_vf_under_which_name_and_address(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent(
+            n.configure('resources: [{kind: vf, name: "nic{rail}"}]\nattach: {interface: "rail{rail}"}\n')
+        )
+        vf = next(
+            one
+            for one in n.agent.inventory.snapshot.functions
+            if one.parent is not None and one.parent in n.agent.offering.rails
+        )
+        files = AttachFiles(n.root / "var/lib/nodeagent")
+        files.folder.mkdir(parents=True, exist_ok=True)
+        netdev = PodNetdev(vf.pci_address, "ml", "worker-0", "rail0", ("10.100.16.7/16", "fd00::7/64"))
+        files.write_state(AttachState(netdevs=(netdev,)))
+        await n.until(lambda: n.agent.inventory.snapshot.pod_netdevs)
+        place = ["--root", str(n.root)]
+        assert await asyncio.to_thread(main, ["health", str(vf.parent), *place]) == 0
+        table = capsys.readouterr().out.partition("NETDEVS IN PODS\n")[2].splitlines()[:2]
+        assert [line.split() for line in table] == [
+            ["POD", "VF", "NETDEV", "ADDRESS"],
+            ["ml/worker-0", vf.pci_address, "rail0", "10.100.16.7/16,", "fd00::7/64"],
+        ]
+        assert await asyncio.to_thread(main, ["health", "--json", str(vf.parent), *place]) == 0
+        (told,) = json.loads(capsys.readouterr().out)["podNetdevs"]
+        assert (told["pod"], told["netdev"]) == ("worker-0", "rail0")
+        page = await asyncio.to_thread(fetch_page, "/ui/document.json", load_config(None), n.root, None)
+        (of_page,) = (
+            one
+            for nic in json.loads(page.body or b"")["nics"]
+            for one in nic["vfs"]
+            if one["address"] == vf.pci_address
+        )
+        assert (of_page["podNetdev"], of_page["podAddresses"]) == ("rail0", ["10.100.16.7/16", "fd00::7/64"])
 
 
 async def test_a_fault_has_its_pods_and_what_to_do_in_the_words_of_the_node_page(

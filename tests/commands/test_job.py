@@ -19,7 +19,7 @@ from nodeagent.console.terminal import Screen
 from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.jobs import JobKey, JobPod, by_job, job_pod
-from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
+from nodeagent.fabric.nodelinks import HeldVf, NodeLink, ReportedGpu, VfHolder
 from tests.commands.test_cabling import write
 from tests.commands.test_plan_live import kubeconfig, serving
 from tests.commands.test_trouble import NOW, down
@@ -131,6 +131,24 @@ def test_a_dead_node_of_the_job_is_its_trouble(tmp_path: Path) -> None:
     assert "su1-n00: unreachable, for 5 min 17 s\n  its kubelet does not answer\n" in found
     assert "  pods: ml/llama-node-3-0-abcde\n" in found
     assert "su1-n03" not in found, "another job's"
+    assert found.endswith("1 trouble.")
+
+
+def test_a_gpu_of_the_job_is_its_trouble_and_that_of_another_pod_is_not(tmp_path: Path) -> None:
+    reports, pods = scene()
+    fell = ReportedGpu(index=3, state="unhealthy", reasons=("xid_79",), since="2027-01-15T07:54:43Z")
+    held = {"su1-n00": ("ml/llama-node-3-0-abcde",), "su0-n00": ("b/other",), "su1-n03": ()}
+    reports = [
+        structs.replace(one, gpus=(structs.replace(fell, pods=held[one.node_name]),))
+        if one.node_name in held
+        else one
+        for one in reports
+    ]
+    made = preview(reports, pods, tmp_path)
+    found = "\n".join(lines(made, "llama"))
+    assert "su1-n00 GPU 3: unhealthy, for 5 min 17 s\n  xid_79\n  pods: ml/llama-node-3-0-abcde\n" in found
+    assert "su0-n00 GPU" not in found, "another pod has it"
+    assert "su1-n03" not in found, "another job's node"
     assert found.endswith("1 trouble.")
 
 

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from nodeagent.cli import main
 from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
+from nodeagent.facts.remedies import remedy_of
 from tests.commands.test_cabling import hall, write
 from tests.commands.test_trouble import down
 from tests.support import golden
@@ -552,6 +553,25 @@ def test_names_of_switches_are_shown_and_found_as_plain_text(
     fabric = tmp_path / "fabric.yaml"
     fabric.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\ntopology: topology.yaml\n")
     assert "rack-12" in says(capsys, "plan", "--from", source, "--fabric", fabric)
+
+
+def test_explain_names_the_gpus_in_trouble_with_their_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = yaml.safe_load(Path("docs/samples/nodelinks.yaml").read_text())
+    first = listed["items"][0]
+    first["gpus"] = [
+        {"index": 3, "state": "unhealthy", "reasons": ["xid_79"], "reasonDetails": ["XID 79: it fell off the bus."],
+         "since": "2026-01-01T00:00:00Z"},
+        {"pciAddress": "0000:5e:00.0", "state": "degraded"},
+    ]  # fmt: skip
+    file = tmp_path / "reports.yaml"
+    file.write_text(yaml.safe_dump(listed))
+    assert main(["explain", first["nodeName"], "--from", str(file)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "GPU 3 is unhealthy for " in said
+    assert f": XID 79: it fell off the bus; do: {remedy_of('xid_79')}." in said
+    assert "GPU at 0000:5e:00.0 is degraded; do: docs/runbook.md#reasons." in said
 
 
 def test_explain_says_that_a_node_is_away_and_its_links_are_old(

@@ -24,7 +24,7 @@ from nodeagent.cluster.largest_block import FreeBlock
 from nodeagent.cluster.node_marks import OWN_MARKS
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import load_fabric
-from nodeagent.fabric.nodelinks import NodeLinks, convert_nodelinks
+from nodeagent.fabric.nodelinks import NodeLink, NodeLinks, VfHolder, Wire, convert_nodelinks
 from nodeagent.fabric.rail_partners import rail_partners_object, rail_partners_of
 from nodeagent.fabric.reports import STATE_LETTERS
 from nodeagent.facts.inventory import Inventory
@@ -34,10 +34,12 @@ from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.apiserver.schema import apply_schema
-from tests.cluster.test_node_report import RAILS
+from tests.cluster.test_node_report import RAILS, report_of, reporting, stored
+from tests.cluster.test_reported_gpus import FELL, with_gpus
 from tests.daemonset.test_rbac import CONTROLLER, facts, running, tell
 from tests.support.label_prefixes import label_prefixes
 from tests.support.nfd import nfd_definition
+from tests.support.waiting import until
 from tests.support.wire_objects import FABRIC, LOST, definitions, reports, timeless, written
 
 WIRE = Path(__file__).parents[1] / "golden" / "wire"
@@ -88,6 +90,43 @@ def test_a_list_of_partners_of_an_earlier_controller_is_read_without_a_loss(vers
     for one in recorded(version, "RailPartners"):
         made = json.loads(json.dumps(rail_partners_object(rail_partners_of(one))))
         assert [*inside(one["spec"], made["spec"])] == []
+
+
+class EarlierReport(Wire, frozen=True, kw_only=True):
+    """The fields that a controller reads which does not know `gpus`."""
+
+    node_name: str
+    links: tuple[NodeLink, ...] = ()
+    holders: tuple[VfHolder, ...] = ()
+
+
+def test_an_earlier_controller_reads_the_report_of_a_node_with_a_failed_gpu_as_ever() -> None:
+    with_gpu = report_of(with_gpus(HEALTHY, FELL))
+    assert with_gpu.gpus
+    read = [
+        msgspec.json.decode(msgspec.json.encode(one), type=EarlierReport)
+        for one in (with_gpu, msgspec.structs.replace(with_gpu, gpus=()))
+    ]
+    assert read[0] == read[1]
+    assert read[0].links == with_gpu.links
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_under_an_earlier_definition_a_failed_gpu_costs_the_report_nothing_else(version: str) -> None:
+    """Helm does not upgrade definitions. A server that names the field has its test in test_reported_gpus.py."""
+    server = await ApiServer().start()
+    try:
+        for one in recorded(version, "CustomResourceDefinition"):
+            server.put(one)
+        async with reporting(server) as (inventory, reporter):
+            failed = with_gpus(HEALTHY, FELL)
+            inventory.publish("pci", functions=failed.functions, links=failed.links)
+            inventory.publish("gpus", gpus=failed.gpus)
+            found = await stored(server, lambda report: bool(report["links"]))
+            assert "gpus" not in found
+            await until(lambda: reporter.writes == 1)
+    finally:
+        await server.stop()
 
 
 def fuller(value: Any) -> Any:

@@ -57,9 +57,17 @@ def test_an_agent_writes_its_own_report(everything: list[Manifest]) -> None:
     assert refusals(everything, write(report())) == []
     assert refusals(everything, write(report(ownerReferences=[OWNER]))) == []
     assert refusals(everything, write(report(), "UPDATE", report())) == []
+    assert (
+        refusals(
+            everything, write({**report(), "gpus": [FAILED_GPU, NAMELESS_GPU, FAILED_GPU | {"index": 4}]})
+        )
+        == []
+    )
     assert refusals(everything, replace(write(report(), "DELETE", report()), object=None)) == []
 
 
+FAILED_GPU = {"index": 3, "pciAddress": "0000:5e:00.0", "state": "unhealthy"}
+NAMELESS_GPU = {"pciAddress": "0000:5e:00.0", "state": "unhealthy"}
 WORK = {MAINTENANCE_LABEL: '[{"until":"2026-12-01T00:00:00Z"}]'}
 FORGED: dict[str, tuple[Request, str]] = {
     "another's report": (
@@ -97,6 +105,19 @@ FORGED: dict[str, tuple[Request, str]] = {
         "1024 characters",
     ),
     "planned work of its own": (write(report(annotations=WORK)), "planned work"),
+    "one GPU twice": (
+        write({**report(), "gpus": [FAILED_GPU, FAILED_GPU | {"state": "degraded"}]}),
+        "64 GPUs, each once",
+    ),
+    "one GPU twice by its address": (
+        write({**report(), "gpus": [NAMELESS_GPU, NAMELESS_GPU]}),
+        "64 GPUs, each once",
+    ),
+    "a GPU without a name": (write({**report(), "gpus": [{"state": "unhealthy"}]}), "64 GPUs, each once"),
+    "more GPUs than a node has": (
+        write({**report(), "gpus": [FAILED_GPU | {"index": n} for n in range(65)]}),
+        "64 GPUs, each once",
+    ),
     "planned work prolonged": (
         write(report(annotations=WORK), "UPDATE", report(annotations={MAINTENANCE_LABEL: "[]"})),
         "planned work",

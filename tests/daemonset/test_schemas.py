@@ -84,12 +84,22 @@ LINK = {
         ],
     },
 }
+GPU = {
+    "index": 3,
+    "pciAddress": "0000:5e:00.0",
+    "state": "unhealthy",
+    "reasons": ["xid_79"],
+    "reasonDetails": ["XID 79: the GPU has fallen off the bus."],
+    "since": "2026-11-21T12:00:00Z",
+    "pods": ["ml/train-0"],
+}
 REPORT = {
     "apiVersion": "nodeagent.io/v1alpha1",
     "kind": "NodeLinks",
     "metadata": {"name": "dgx-001", "namespace": "nodeagent"},
     "nodeName": "dgx-001",
     "summary": {"links": "1/1", "switches": 1, "health": "healthy"},
+    "gpus": [GPU],
     "links": [LINK],
 }
 
@@ -130,6 +140,12 @@ def test_the_report_of_a_real_agent_passes() -> None:
         {"links": [LINK | {"neighbor": {"systemName": "leaf"}}]},
         {"links": [{"state": "healthy"}]},
         {"links": [LINK] * 1025},
+        {"gpus": [GPU] * 65},
+        {"gpus": [GPU | {"state": "healthy"}]},
+        {"gpus": [GPU | {"reasons": ["xid_79"] * 9}]},
+        {"gpus": [GPU | {"reasonDetails": ["x" * 257]}]},
+        {"gpus": [GPU | {"pods": ["ml/train"] * 17}]},
+        {"gpus": [GPU | {"seen": "2026-11-21T12:00:00Z"}]},
         {"links": [LINK | {"neighbor": LINK["neighbor"] | {"systemName": "x" * 1025}}]},
         {"heartbeat": "2026-11-21T12:00:00Z"},
     ],

@@ -16,10 +16,12 @@ import pytest
 
 from nodeagent.agent_config import Config
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT, NodeCondition, NodeMarks, NodeTaint
+from nodeagent.console.json_document import json_document
 from nodeagent.controller import LEASE
 from nodeagent.fabric.fabric_settings import TIER_LABEL, FabricRules, LabelPreset, LabelSettings
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
+from nodeagent.facts.model import PodNetdev
 from nodeagent.features.other_programs.kept_objects import SLURM_CONFIG_MAP
 from nodeagent.features.volcano_deviceshare import volcano_annotations
 from nodeagent.kube.access import Access
@@ -112,8 +114,8 @@ async def mark(server: ApiServer, kubeconfig: Path) -> None:
         await client.close()
 
 
-async def uninstall(kubeconfig: Path, *arguments: str) -> tuple[int, str, str]:
-    kubectl = which("kubectl")
+async def uninstall(kubeconfig: Path, *arguments: str, kubectl: str | None = None) -> tuple[int, str, str]:
+    kubectl = kubectl or which("kubectl")
     assert kubectl is not None
     path = f"{Path(kubectl).parent}:{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
@@ -225,6 +227,38 @@ async def test_nothing_is_removed_while_a_claim_holds_a_device(tmp_path: Path) -
         server.remove("resourceclaims", "of-nodeagent.io", "ml")
         assert (await uninstall(kubeconfig))[0] == 0
         assert server.objects("resourceslices") == []
+
+
+async def test_nothing_is_removed_while_pods_have_netdevs_of_vfs(tmp_path: Path) -> None:
+    """The kubectl of this test answers `exec` as the attach pod of each node would."""
+    netdevs = [
+        PodNetdev("0000:18:00.1", "ml", "worker-0", "rail0", ("10.100.16.7/16",)),
+        PodNetdev("0000:18:00.2", "ml", "worker-0", "rail1"),
+        PodNetdev("0000:18:00.3", "default", "web", "rail0"),
+    ]
+    state = tmp_path / "state.json"
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    kubectl = folder / "kubectl"
+    lines = f'case $1 in exec) [ "$4" != at-2 ] && cat {state};; *) exec {which("kubectl")} "$@";; esac'
+    kubectl.write_text(f"#!/bin/sh\n{lines}\n")
+    kubectl.chmod(0o755)
+    state.write_text(json_document(netdevs, Path("/"), None))
+    labels = {"app.kubernetes.io/part-of": "nodeagent", "app.kubernetes.io/component": "attach"}
+    async with administered(tmp_path) as (server, kubeconfig):
+        populate(server)
+        for pod in ("at-1", "at-2"):
+            server.put({"apiVersion": "v1", "kind": "Pod", "status": {"phase": "Running"},
+                        "metadata": {"name": pod, "namespace": "gpu", "labels": labels}})  # fmt: skip
+        code, _, errors = await uninstall(kubeconfig, kubectl=str(kubectl))
+        assert code == 1
+        assert errors.endswith("Found: default/web gpu/at-2 (it does not answer) ml/worker-0\n")
+        assert len(server.objects("leases")) == 1
+        state.write_text(json_document([], Path("/"), None))
+        server.remove("pods", "at-2", "gpu")
+        code, _, errors = await uninstall(kubeconfig, kubectl=str(kubectl))
+        assert (code, errors) == (0, "")
+        assert server.objects("leases") == []
 
 
 def test_the_page_names_every_file_that_the_agent_leaves_on_a_node() -> None:

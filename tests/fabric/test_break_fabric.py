@@ -202,7 +202,8 @@ class RecordingPlanner:
 
     def __init__(self) -> None:
         self.rails: dict[str, int | None] = {}
-        self.inputs = SimpleNamespace(reports={}, faults=SimpleNamespace(of_node={}))
+        nothing = SimpleNamespace(of_node={})
+        self.inputs = SimpleNamespace(reports={}, faults=nothing, gpu_faults=nothing)
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         self.rails[name] = None if links is None else len(links.links)

@@ -25,7 +25,7 @@ from nodeagent.fabric.jobs import (
     in_trouble_first,
     job_pod,
 )
-from nodeagent.fabric.nodelinks import HeldVf, VfHolder
+from nodeagent.fabric.nodelinks import HeldVf, ReportedGpu, VfHolder
 from nodeagent.fabric.planner import Plan
 from tests.support import job_pods
 from tests.support.halls import Hall
@@ -128,6 +128,19 @@ def test_a_report_that_still_names_a_pod_on_its_former_node_does_not_count() -> 
     held = {"su0-n00": held_links((holds("w-0", "rail0"),)), "su1-n00": held_links((holds("w-0", "rail1"),))}
     made = FabricOfJobs(plan_of(hall()), held).of(JOB, pods("su1-n00"))
     assert made.links == (("su1-n00", "rail1"),)
+
+
+def test_the_gpus_of_a_job_are_those_in_trouble_that_its_pods_hold_on_their_present_nodes() -> None:
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
+    for report in hall().reports():
+        gpus = tuple(
+            ReportedGpu(index=n, state="unhealthy", pods=pods)
+            for n, pods in enumerate((("ml/w-0", "ml/x"), ("other/w-0",), ()))
+        )
+        planner.report(report.node_name, structs.replace(report, gpus=gpus))
+    made = FabricOfJobs(planner.prepare(0.0)(), {}).of(JOB, pods("su0-n00", "su0-n01"))
+    assert made.gpus == (("su0-n00", "GPU 0"),)
+    assert in_trouble_first([made._replace(gpus=()), made], 1) == [made]
 
 
 def test_a_pod_without_holders_gives_its_node_and_no_link() -> None:

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from nodeagent.fabric import NodeLinks, Planner, fabric_view, link_faults
 from nodeagent.fabric.fabric_settings import FabricRules
-from nodeagent.fabric.link_faults import LinkFaults
+from nodeagent.fabric.link_faults import NodeFaults
 from nodeagent.fabric.nodelinks import HeldVf, VfHolder
 from nodeagent.fabric.troubles import troubles
 from tests.fabric.test_fabric_view import UNIX, published, view_of
@@ -120,7 +120,7 @@ def test_the_faults_of_a_hall_without_power_are_bounded_and_counted(monkeypatch:
     found = troubles(planner.prepare(1.0)())
     assert sum(len(one.links) for one in found) == 4
     (more,) = [one for one in found if one.where == "the fabric"]
-    assert more.what.startswith("links of 6 more nodes have a fault")
+    assert more.what.startswith("links or GPUs of 6 more nodes have a fault")
     for node, row in list(cables.items())[:2]:
         planner.report(node, fabrics.links(node, row))
     late = list(cables)[-1]
@@ -133,7 +133,7 @@ def test_the_faults_of_a_hall_without_power_are_bounded_and_counted(monkeypatch:
 
 def test_the_count_of_faults_follows_every_change():
     _, cables = published()
-    faults = LinkFaults()
+    faults = NodeFaults(link_faults.link_faults)
     for node, row in cables.items():
         for report in (down(node, row), down(node, row, links=1), fabrics.links(node, row), None):
             faults.take(node, report)

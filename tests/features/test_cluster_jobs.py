@@ -79,14 +79,21 @@ async def test_the_links_and_leaf_groups_of_a_job_follow_its_pods() -> None:
         put(server, first, second, web)
         server.put(holding("node-00", 0, first))
         server.put(holding("node-10", 1, second, state="down"))
-        degraded, used = (f"{noun}{of('ml/JobSet/llama')}" for noun in ("links_degraded", "leaf_groups"))
+        degraded, used, gpus = (
+            f"{noun}{of('ml/JobSet/llama')}" for noun in ("links_degraded", "leaf_groups", "gpus_degraded")
+        )
         # A job without a VF is left out.
-        await until(lambda: series(controller) == {degraded: 1, used: 2})
+        await until(lambda: series(controller) == {degraded: 1, used: 2, gpus: 0})
+        fell = {"index": 3, "state": "unhealthy", "pods": [f"ml/{second['metadata']['name']}"]}
+        server.put(
+            holding("node-10", 1, second, state="down") | {"gpus": [fell, {"index": 4, "state": "degraded"}]}
+        )
+        await until(lambda: series(controller) == {degraded: 1, used: 2, gpus: 1})
         moved = job_pods.of_jobset("llama", 1, node="node-03")
         server.remove("pods", second["metadata"]["name"], "ml")
         server.put(moved)
         server.put(holding("node-03", 0, moved))
-        await until(lambda: series(controller) == {degraded: 0, used: 1})
+        await until(lambda: series(controller) == {degraded: 0, used: 1, gpus: 0})
         for pod in (first, moved):
             server.put(pod | {"status": {"phase": "Succeeded"}})
         await until(lambda: series(controller) == {})
@@ -157,7 +164,7 @@ async def test_ten_thousand_jobs_make_two_hundred_series_of_each_family() -> Non
             jobs.pods.objects[f"ml/{number}"] = pod
         held = "\n".join(f"ml/j{number:05}-0-x7k2p\tnic0" for number in range(10_000))
         parts.mirror.pods._pods.update({f"node-0{n}": held for n in range(4)})
-        await until(lambda: len(series(controller)) == 2 * JOBS_MAX)
+        await until(lambda: len(series(controller)) == 3 * JOBS_MAX)
         server.put(nodelinks("node-03", leaves(0), state="down") | {"holders": []})
         await until(lambda: not parts.mirror.pods.held("node-03"))
         parts.mirror.pods._pods["node-03"] = held

@@ -12,6 +12,7 @@ import pytest
 from nodeagent import agent
 from nodeagent.agent_config import Config
 from nodeagent.agent_features import AGENT
+from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.cluster import agent_tasks
 from nodeagent.controller import Controller
 from nodeagent.controller_features import CONTROLLER
@@ -88,15 +89,16 @@ async def test_no_feature_of_the_agent_takes_the_name_of_another_task_or_the_pat
     config = Config(
         rails=RailsSettings(probe=True),
         nv_sentinel=NvSentinelSettings(socket="/run/nvs.sock"),
+        attach=AttachSettings(interface="rail{rail}"),
     )
     whole = agent.Agent(config, agent.AgentOptions(tmp_path, tmp_path))
     parts = whole.features.values()
-    assert {name for part in parts for name in part.tasks} == {"nvsentinel"}
+    assert {name for part in parts for name in part.tasks} == {"attach", "netdevs", "nvsentinel"}
     of_writers = [name for part in parts for name in part.writers]
     assert sorted(of_writers) == ["rail-probes", "volcano"]
     whole.features = {}
     of_core = [*whole._tasks(None), *(part.name for part in agent_tasks.PARTS)]
-    assert not {"nvsentinel", *of_writers} & {*of_core}
+    assert not {"attach", "netdevs", "nvsentinel", *of_writers} & {*of_core}
     paths = [path for part in parts for path in (*part.pages, *part.folders)]
     assert len(paths) == len({*paths})
 

@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.fabric.nodelinks import GPU_TROUBLES
 from nodeagent.facts.model import LINK_STATES
 from nodeagent_lab.sim import apiserver
 from nodeagent_lab.sim.apiserver.schema import apply_schema
@@ -64,6 +65,17 @@ REPORT = {
         {"clusterUUID": "9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5aa", "cliqueID": 4026, "gpus": [0, 1, 2]},
         {"gpus": [3]},
     ],
+    "gpus": [
+        {
+            "index": 3,
+            "pciAddress": "0000:5e:00.0",
+            "state": "unhealthy",
+            "reasons": ["xid_79"],
+            "reasonDetails": ["XID 79: the GPU has fallen off the bus."],
+            "since": "2026-11-21T12:00:00Z",
+            "pods": ["ml/train-0"],
+        }
+    ],
     "links": [LINK],
 }
 
@@ -86,12 +98,14 @@ def test_each_enum_of_the_definition_has_the_words_of_the_code() -> None:
     assert {path: set(words) for path, words in enums(SCHEMA).items()} == {
         ".summary.health": set(LINK_STATES),
         ".links[].state": set(LINK_STATES),
+        ".gpus[].state": set(GPU_TROUBLES),
     }
 
 
 PATHS = [
     ("nodeName",), ("summary", "links"), ("summary", "switches"), ("summary", "health"), ("links",),
     *(("links", 0, name) for name in LINK),
+    ("gpus",), *(("gpus", 0, name) for name in REPORT["gpus"][0]),
     *(("links", 0, "neighbor", *rest) for rest in (
         ("chassisID",), ("chassisID", "subtype"), ("portID", "value"), ("systemName",), ("stale",),
         ("managementAddresses",),

@@ -33,6 +33,7 @@ def full_input() -> ControllerInput:
         feature_writes=[(("apply", "railpartners", "ok"), 8)],
         maintenance={("n", "nic0", "enp1", "0000:18:00.0"): 1.8e9, ("n", "", "", ""): 1.7e9},
         away={("n", "nodeagent-t1-leaf", "unreachable"): 1.7e9},
+        gpus={("n", "nodeagent-t1-leaf", "3", "unhealthy"): 1.7e9},
     )
 
 
@@ -43,7 +44,11 @@ SHOWN = {
     "marks": SimpleNamespace(spared=3, counts={"taint": 2}),
     "rails": SimpleNamespace(legs={"good": 46, "bad": 2}),
     "jobs": SimpleNamespace(
-        shown=[JobFabric(JobKey("ml", "JobSet", "llama"), {"a": ("n",)}, 1, (("n", "nic0"),), ())]
+        shown=[
+            JobFabric(
+                JobKey("ml", "JobSet", "llama"), {"a": ("n",)}, 1, (("n", "nic0"),), (), (("n", "GPU 3"),)
+            )
+        ]
     ),
 }
 """The object that each feature with families shows."""

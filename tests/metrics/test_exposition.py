@@ -99,6 +99,7 @@ def test_every_sample_name_has_a_family_except_those_for_rules_and_computed_fami
         "rail_rtt",  # the histogram nodeagent_rail_round_trip_seconds
         *("rail_lossy_packets", "rail_lossy_partners", "rail_lossy_since"),  # the evidence of rail_loss
         "rail_lossy_way",
+        *("attach_connected", "attach_waiting", "attach_seconds", "attach_failures"),  # computed families
     }
 
 

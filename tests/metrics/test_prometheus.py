@@ -49,6 +49,7 @@ ABSENT = {
 CONTROLLER = (
     "nodeagent_maintenance",
     "nodeagent_node_away",
+    "nodeagent_gpu_trouble",
     "nodeagent_fabric_",
     "nodeagent_controller_",
     "nodeagent_switch",

@@ -22,7 +22,7 @@ from nodeagent.fabric import FabricRules, HyperNode, Planner
 from nodeagent.fabric.away_nodes import AwayNode
 from nodeagent.fabric.fabric_settings import IMMEDIATE
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
-from nodeagent.fabric.nodelinks import HeldVf, RailLeg, VfHolder
+from nodeagent.fabric.nodelinks import HeldVf, RailLeg, ReportedGpu, VfHolder
 from nodeagent.fabric.outcome import WriteRecord
 from nodeagent.web import live_document
 from nodeagent.web.ui_files import self_contained
@@ -193,6 +193,52 @@ def test_a_link_under_maintenance_is_hatched_and_says_why(browser: Browser, tmp_
     page.search("su000-leaf-r1")
     page.tab.key("Enter")
     wait_until(lambda: page.detail().count("under maintenance") == 2, what="the panel of the switch")
+    assert page.complaints() == []
+    page.tab.close()
+
+
+def test_a_gpu_in_trouble_marks_its_node_and_leads_to_its_page(browser: Browser, tmp_path: Path) -> None:
+    cables = fabrics.rails(2, 4, 2)
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
+    first, second, *_ = cables
+    fell = ReportedGpu(
+        index=3, pci_address="0000:5e:00.0", state="unhealthy", reasons=("xid_79",),
+        reason_details=("XID 79: <b>fell</b> off the bus.",), since="2026-01-01T00:00:00Z", pods=("ml/train-0",),
+    )  # fmt: skip
+    details = {}
+    for node, row in cables.items():
+        report = structs.replace(fabrics.links(node, row), gpus=(fell,) if node == first else ())
+        planner.report(node, report)
+        details[node] = ViewReport(report.links, {}, (), report.gpus)
+    view = fabric_view(
+        planner.prepare(0.0)(), 0.0, 1_767_225_600.0, details=details, node_page="https://{node}.example/ui/"
+    )
+    file = tmp_path / "map.html"
+    file.write_text(self_contained("fabric", msgspec.json.encode(view)))
+    page = MapPage(browser.tab(f"file://{file}"))
+    marked = (
+        "(({ model }) => model.content.nodes.filter((name, i) => model.hasTrouble(i)))"
+        "(document.getElementById('map').fabricMap)"
+    )
+    assert page.tab.value(marked) == [first]
+    listed = page.tab.text("#list")
+    for said in (
+        f"{first} GPU 3",
+        "unhealthy",
+        "XID 79: <b>fell</b> off the bus.",
+        "ml/train-0",
+        f"Page of {first}",
+    ):
+        assert said in listed
+    page.search(first)
+    page.tab.key("Enter")
+    wait_until(lambda: "GPUS IN TROUBLE" in page.detail(), what="the GPUs of the node")
+    assert "0000:5e:00.0" in page.detail()
+    assert f"Page of {first}" in page.detail()
+    page.search(second)
+    page.tab.key("Enter")
+    wait_until(lambda: f"Page of {second}" in page.detail(), what="the panel of the other node")
+    assert "GPU 3" not in page.detail()
     assert page.complaints() == []
     page.tab.close()
 

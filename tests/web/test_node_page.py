@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.facts.model import PodNetdev
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.web.ui_files import self_contained
 from nodeagent_lab.sim.kubelet import PodSpec
@@ -40,6 +41,11 @@ async def test_the_live_page_shows_holders_faults_curves_and_resources(browser: 
         await asyncio.to_thread(tab.click_on, "#nics .vfs summary", "1 held")
         assert "Healthy" in await asyncio.to_thread(tab.shows, "#nics", "/trainer/")
         assert machine.agent is not None
+        holdings = machine.agent.inventory.snapshot.holdings or ()
+        (vf,) = (one for held in holdings if held.resource == nic for one in held.device_ids)
+        told = PodNetdev(vf, "default", "trainer", "rail0", ("10.100.16.7/16",))
+        machine.agent.inventory.publish("attach", pod_netdevs=(told,))
+        await asyncio.to_thread(tab.shows, "#nics", "/trainer/main as rail0, 10.100.16.7/16")
         pf = machine.machine.pfs[1 + int(nic[-1])].address
         for at in (10.0, 25.0, 40.0):
             sample = Sample(at, pf, Source.MODULE, {"module_celsius": 30.0 + at, "rx_power_watts/1": 1e-3})
@@ -203,6 +209,7 @@ def test_hostile_names_on_the_node_page_stay_text_in_their_place(
     ]  # fmt: skip
     nic["remarks"] = [{"link": hostile, "key": hostile, "detail": hostile}]
     nic["vfs"][0]["holder"] = hostile
+    nic["vfs"][0]["podNetdev"] = hostile
     nic["pods"] = document["places"][0]["pods"] = [hostile]
     document["resources"] = [
         {

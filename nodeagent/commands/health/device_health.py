@@ -45,7 +45,6 @@ from nodeagent.console.terminal import (
     screen_section,
     watching,
 )
-from nodeagent.facts.device_pods import pods_by_device
 from nodeagent.facts.model import StaleSource, State
 from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.health.health_settings import effective
@@ -127,9 +126,7 @@ async def _own(config: Config, root: Path, every_s: float) -> AsyncIterator[Devi
             snapshot = sources.inventory.snapshot
             names = nics_of_machine(config, root, snapshot)
             offered = offered_by_machine(config, root, snapshot)
-            views = _VIEWS.decode(
-                sources.gpu_publisher.health.explain_json(names, offered, pods_by_device(snapshot))
-            )
+            views = _VIEWS.decode(sources.gpu_publisher.health.explain_json(names, offered, snapshot))
             yield DeviceHealth(views, unanswered(snapshot.stale_sources))
             await asyncio.sleep(every_s)
 
@@ -255,7 +252,18 @@ def as_detail(view: DeviceView, on: Screen = PLAIN) -> str:
     ]
     heads = ("RULE", "PHASE", "MEASURED", "THRESHOLD", "FOR", "TO GO", "CLEARS")
     table = screen_section("RULES", heads, rows, on, optional=("TO GO",)) if rows else ""
-    return joined(health_table([view], on), table)
+    netdevs = [
+        (f"{one.namespace}/{one.pod}", one.device, one.netdev, ", ".join(one.addresses) or None)
+        for one in view.pod_netdevs
+    ]
+    inside = (
+        screen_section(
+            "NETDEVS IN PODS", ("POD", "VF", "NETDEV", "ADDRESS"), netdevs, on, optional=("ADDRESS",)
+        )
+        if netdevs
+        else ""
+    )
+    return joined(health_table([view], on), inside, table)
 
 
 def show_rules(config: Config, options: argparse.Namespace) -> int:

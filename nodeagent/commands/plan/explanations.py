@@ -18,6 +18,7 @@ from nodeagent.fabric.outcome import in_trouble, link_state, state_of_letter
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
 from nodeagent.fabric.troubles import troubles
+from nodeagent.facts.remedies import remedy_for
 
 _DERIVED = {
     "topology-file": "the topology file joins them",
@@ -142,6 +143,9 @@ def _node(preview: Preview, node: str) -> Iterator[str | Table]:
     if (away := plan.levels.away.get(node)) is not None:
         since = "" if away.since is None else f" for {duration(time.time() - away.since)}"
         yield f"It is {away.word}{since}: {away.detail}. Its links are as last reported."
+    for fault in plan.levels.gpu_faults.get(node, ()):
+        since = "" if fault.since is None else f" for {duration(time.time() - fault.since)}"
+        yield f"{fault.gpu} is {fault.state}{since}{_said(fault.details)}; do: {remedy_for(fault.reasons, fault.gpu)}."
     if report is not None and report.domain:
         yield f"Its GPUs are in the NVLink domain {report.domain}."
     if node in plan.nvlink.adopted:
@@ -157,6 +161,10 @@ def _node(preview: Preview, node: str) -> Iterator[str | Table]:
         if anomaly.node == node or node in anomaly.nodes:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
     yield from _links(preview, node)
+
+
+def _said(details: Sequence[str]) -> str:
+    return f": {'; '.join(detail.removesuffix('.') for detail in details)}" if details else ""
 
 
 def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:

@@ -96,13 +96,14 @@ def described_job(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, 
     own = {*fabric.links} or {
         (node, slot.link) for node in nodes & reports.keys() for slot in reports[node].shape
     }
+    own_pods = {f"{job.namespace}/{pod.name}" for pod in pods}
     of_pods = {f"{one.namespace}/{pod.name}": str(one) for one, those in jobs.items() for pod in those}
     found = [
         one
         for one in troubles(preview.plan, 0.0, time.time(), preview.held, lambda pod: of_pods.get(pod, ""))
         if own.intersection(one.links)
-        or not nodes.isdisjoint(one.nodes)
-        or (not one.links and one.where in nodes)
+        or (not nodes.isdisjoint(one.nodes) and not (one.gpus and one.pods and own_pods.isdisjoint(one.pods)))
+        or (not one.links and one.where in nodes and not one.gpus)
     ]
     starts = [at for pod in pods if (at := unix(pod.since)) is not None]
     made = {
@@ -126,6 +127,7 @@ def described_job(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, 
             for link in preview.reports[node].links
             if (node, link.name) in own
         ],
+        "gpus": [{"node": node, "gpu": gpu} for node, gpu in fabric.gpus],
         "sharers": _sharers(preview, jobs, job, held, {*fabric.groups} - {""}),
     }
     return made, found

@@ -194,7 +194,7 @@ def _details(preview: Preview) -> Iterator[tuple[str, ViewReport]]:
     odd.update(unplaced.node for unplaced in preview.outcome.unplaced)
     for name in preview.plan.levels.reports:
         report = preview.reports[name]
-        trouble = any(link.state not in ("healthy", "unused") for link in report.links)
+        trouble = report.gpus or any(link.state not in ("healthy", "unused") for link in report.links)
         if trouble or name in odd or len(preview.reports) <= WHOLE_REPORTS_MAX:
             words = rule_words({reason for link in report.links for reason in link.reasons})
-            yield name, ViewReport(report.links, words, report.holders)
+            yield name, ViewReport(report.links, words, report.holders, report.gpus)

@@ -79,6 +79,7 @@ def trouble_document(
                 **one._asdict(),
                 "since": None if one.since is None else rfc3339(one.since),
                 "links": [{"node": node, "link": link} for node, link in one.links],
+                "gpus": [{"node": node, "gpu": gpu} for node, gpu in one.gpus],
             }
             for one in found
         ],

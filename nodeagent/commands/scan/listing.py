@@ -24,6 +24,7 @@ from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
 from nodeagent.config.file_errors import ConfigError, FileError
+from nodeagent.config.merged_tree import ConfigText
 from nodeagent.console.agent_query import Fetch, ask_for, follow_agent, origin, wait_for
 from nodeagent.console.json_document import json_document
 from nodeagent.console.options import GOOD, USAGE
@@ -153,9 +154,11 @@ async def _watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
             await inventory.changed(snapshot.revision)
 
 
-def check_text(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str, ...], tuple[str, ...]]:
-    """Check the configuration in a file's text, also for the machine under ``root``. Return it with remarks, and with a
-    sentence about each part of the machine that has not answered.
+def check_text(
+    text: str | ConfigText, root: Path | None, *, name: str
+) -> tuple[Config, tuple[str, ...], tuple[str, ...]]:
+    """Check the configuration in a file's text, or in those of several files, also for the machine under ``root``.
+    Return it with remarks, and with a sentence about each part of the machine that has not answered.
 
     Without a machine, or its GPUs, the length of the device lists is checked for eight GPUs of 80 GB, and a fault names
     this assumption. Raises ``ConfigError``.

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.features.seam import AgentCore, AgentPart
+from nodeagent.measurements.sample import Source
+from nodeagent.metrics.computed_family import ComputedFamily, computed
+from nodeagent.metrics.scrape_input import ScrapeInput
+from nodeagent.metrics.text_format import Series
+
+if TYPE_CHECKING:
+    from nodeagent.features.netdevs_in_pods.attach_watch import AttachWatch
 
 
 def start_netdevs(core: AgentCore, settings: AttachSettings) -> AgentPart:
     """A plan that is there although the settings no longer ask for one is switched off."""
     if settings.interface is not None:
-        return AgentPart(tasks={"attach": partial(_plan, core, settings)})
+        from nodeagent.features.netdevs_in_pods.attach_watch import AttachWatch  # noqa: PLC0415
+
+        watch = AttachWatch(core.state, core.inventory)
+        return AgentPart(
+            tasks={"attach": partial(_plan, core, settings), "netdevs": partial(_watch, core, watch)},
+            samples=watch.samples,
+        )
     from nodeagent.attach.attach_files import ATTACH_FOLDER  # noqa: PLC0415
 
     if (core.state / ATTACH_FOLDER).exists():
@@ -28,8 +43,50 @@ async def _plan(core: AgentCore, settings: AttachSettings, _node: str | None) ->
     await PlanWriter(settings, core.inventory, lambda: core.offer.rails, core.state).run()
 
 
+async def _watch(core: AgentCore, watch: AttachWatch, _node: str | None) -> None:
+    await core.settled.wait()
+    await watch.run()
+
+
 async def _switch_off(core: AgentCore, _node: str | None) -> None:
     from nodeagent.attach.plan_file import switch_off  # noqa: PLC0415
 
     await in_thread(partial(switch_off, core.state))
     await asyncio.Event().wait()
+
+
+def _numbers(shown: ScrapeInput, name: str) -> Iterator[tuple[str, float]]:
+    """The values ``name/key``, by their keys; that of ``name`` has an empty one."""
+    for sample in shown.samples:
+        if sample.source == Source.ATTACH:
+            for full, number in sample.values.items():
+                head, _, key = full.partition("/")
+                if head == name:
+                    yield key, number
+
+
+def _single(name: str, shown: ScrapeInput) -> Iterator[Series]:
+    return (((), number) for _, number in _numbers(shown, name))
+
+
+def _keyed(name: str, shown: ScrapeInput) -> Iterator[Series]:
+    return (((key,), number) for key, number in sorted(_numbers(shown, name)))
+
+
+def _seconds(shown: ScrapeInput) -> Iterator[Series]:
+    for bound, number in _numbers(shown, "attach_seconds"):
+        yield (bound,), number
+        if bound == "+Inf":
+            yield ("count",), number
+
+
+ATTACH_FAMILIES: tuple[ComputedFamily[ScrapeInput], ...] = (
+    computed("attach_connected", "", "1 while `nodeagent attach` runs and a container runtime tells it of new pods.",
+        partial(_single, "attach_connected")),
+    computed("attach_waiting_pods", "", "Pods that lack the netdevs of their VFs.",
+        partial(_single, "attach_waiting")),
+    computed("attach_seconds", "le",
+        "Time in which all netdevs of a pod came, from the kubelet's list to the CDI spec.", _seconds, histogram=True),
+    computed("attach_failures_total", "step", "Attempts to give a pod its netdevs that failed, by step.",
+        partial(_keyed, "attach_failures")),
+)  # fmt: skip

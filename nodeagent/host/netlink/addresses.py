@@ -28,13 +28,16 @@ class Addresses(NetlinkSocket):
 
     def read(self) -> dict[int, tuple[Interface, ...]]:
         """The addresses that other hosts may use, by ifindex, IPv4 first. Raises ``NetlinkError``."""
-        found: dict[int, list[Interface]] = {}
-        dumped = self.dump(_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0), lambda body: tuple(_of(body)))
-        for ifindex, interface in (pair for pairs in dumped for pair in pairs):
-            found.setdefault(ifindex, []).append(interface)
-        return {
-            ifindex: tuple(sorted(of, key=lambda one: (one.version, one))) for ifindex, of in found.items()
-        }
+        return addresses_by_ifindex(self)
+
+
+def addresses_by_ifindex(rtnetlink: NetlinkSocket) -> dict[int, tuple[Interface, ...]]:
+    """Ask this socket of rtnetlink, as ``Addresses.read``."""
+    found: dict[int, list[Interface]] = {}
+    dumped = rtnetlink.dump(_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0), lambda body: tuple(_of(body)))
+    for ifindex, interface in (pair for pairs in dumped for pair in pairs):
+        found.setdefault(ifindex, []).append(interface)
+    return {ifindex: tuple(sorted(of, key=lambda one: (one.version, one))) for ifindex, of in found.items()}
 
 
 def _of(payload: bytes) -> Iterator[tuple[int, Interface]]:

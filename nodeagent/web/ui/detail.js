@@ -62,6 +62,7 @@ function aboutNode(model, found, select, reportOf) {
   });
   const more = el("div");
   fillReport(more, found.name, reportOf(found.name), (report) => [
+    ...(report.gpus ?? []).length ? [el("h3", { text: "GPUs in trouble" }), ...report.gpus.map((gpu) => reportedGpu(gpu, report))] : [],
     ...report.links.flatMap((link) => (link.reasons ?? []).length ? [el("h3", { text: link.name }), ...reasons(link, report)] : []),
     holders(report.holders ?? []),
   ]);
@@ -123,6 +124,7 @@ function aboutHyperNode(model, found, select) {
       const entry = model.link(node, link);
       return entry.state.trouble || entry.anomalies.length ? [`${entry.name} ${entry.anomalies.length ? anomalySymbol(entry.anomalies[0].kind).word : entry.state.word}`] : [];
     });
+    bad.unshift(...model.gpus.get(model.nodeName(node)) ?? []);
     return [chooser(model.nodeName(node), `node:${model.nodeName(node)}`, select), bad.join(", ") || "all links healthy"];
   });
   return [
@@ -189,6 +191,16 @@ function reportedLink(report, name) {
     ...((link.reasons ?? []).length ? [el("h3", { text: "Reasons" }), ...reasons(link, report)] : []),
     holders((report.holders ?? []).map((holder) => ({ ...holder, vfs: holder.vfs.filter((vf) => vf.link === name) })).filter((holder) => holder.vfs.length)),
   ];
+}
+
+/** A GPU in trouble: its state, since when, why, and the pods that hold it. */
+function reportedGpu(gpu, { runbook }) {
+  const since = gpu.since ? Date.parse(gpu.since) / 1000 : null;
+  return el("div", { class: "reason" },
+    el("p", {}, el("b", { text: gpu.index == null ? `GPU at ${gpu.pciAddress ?? "an unknown place"}` : `GPU ${gpu.index}` }),
+      ` ${gpu.state}${since ? `, since ${clock(since)}` : ""}${gpu.index != null && gpu.pciAddress ? `, ${gpu.pciAddress}` : ""}`),
+    ...(gpu.reasons ?? []).map((key, i) => el("p", {}, reasonKey(key, runbook), ` ${gpu.reasonDetails?.[i] ?? ""}`)),
+    (gpu.pods ?? []).length > 0 && el("p", {}, el("b", { text: "pods " }), gpu.pods.join(", ")));
 }
 
 /** The reasons of a link: the value that started each beside its threshold, and what clears it by the rule's default. */

@@ -122,7 +122,9 @@ export function drawBlock(pen, model, block, mode, rows = [0, block.nodes.length
     const node = block.nodes[row];
     const top = rowTop(row);
     const unplaced = model.unplaced.has(model.nodeName(node));
-    pen.text(PAD, top + 9.4, model.nodeName(node), unplaced || model.away.has(model.nodeName(node)) ? "--down" : "--ink", 9, { width: block.nameWidth - 8 });
+    const name = model.nodeName(node);
+    const color = unplaced || model.away.has(name) || model.gpus.has(name) ? "--down" : "--ink";
+    pen.text(PAD, top + 9.4, name, color, 9, { width: block.nameWidth - 8 });
     block.columns.forEach((column, i) => {
       const link = model.linkAt(group, node, column);
       if (link < 0) return;

@@ -13,6 +13,7 @@ export class FabricModel {
     this.nodeIndex = new Map(content.nodes.map((name, i) => [name, i]));
     this.unplaced = new Map(Object.entries(content.unplaced));
     this.away = new Map(Object.entries(content.away ?? {}));
+    this.gpus = new Map(Object.entries(content.gpus ?? {}));
     this.fabrics = [content.fabric];
     this.indexAnomalies();
     this.planned = new Map();
@@ -181,7 +182,7 @@ export class FabricModel {
   }
 
   hasTrouble(node) {
-    if (this.anomaliesOfNode.has(this.nodeName(node)) || this.unplaced.has(this.nodeName(node)) || this.away.has(this.nodeName(node))) return true;
+    if (this.anomaliesOfNode.has(this.nodeName(node)) || this.unplaced.has(this.nodeName(node)) || this.away.has(this.nodeName(node)) || this.gpus.has(this.nodeName(node))) return true;
     for (const letter of this.content.states[node]) if (STATES[letter]?.trouble) return true;
     return this.content.shapesOf[node] < 0;
   }
@@ -197,6 +198,7 @@ export class FabricModel {
       const away = this.away.get(this.nodeName(node));
       if (away) why.add(away.what);
       else for (const letter of this.content.states[node]) if (STATES[letter]?.trouble) why.add(STATES[letter].word);
+      for (const gpu of this.gpus.get(this.nodeName(node)) ?? []) why.add(`GPU ${gpu.split(" ").at(-1)}`);
       if (this.content.shapesOf[node] < 0) why.add(NO_REPORT.word);
       for (const word of why) counts.set(word, (counts.get(word) ?? 0) + 1);
     }
@@ -208,7 +210,8 @@ export class FabricModel {
   placeOf(trouble) {
     const [node, link] = trouble.links[0] ?? [];
     let at = this.nodeIndex.has(trouble.where) ? `node:${trouble.where}` : `switch:${trouble.where}`;
-    if (trouble.linkCount === 1) at = `link:${node}/${link}`;
+    if (trouble.gpus?.length) at = `node:${trouble.gpus[0][0]}`;
+    else if (trouble.linkCount === 1) at = `link:${node}/${link}`;
     else if (node && node !== trouble.where) {
       const first = this.find(`link:${node}/${link}`);
       at = first ? `switch:${this.link(first.node, first.link).switch}` : "";

@@ -106,9 +106,14 @@ function vfTable(nic, known) {
   if (!nic.vfs.length) return null;
   const held = nic.vfs.filter((vf) => vf.holder).length;
   const free = known ? "free" : "not known";
-  const rows = nic.vfs.map((vf) => [vf.index === null ? "" : String(vf.index), el("span", { class: "mono", text: vf.address }), vf.holder ?? el("span", { class: "quiet", text: vf.resource ? free : "not offered" }),
+  const rows = nic.vfs.map((vf) => [vf.index === null ? "" : String(vf.index), el("span", { class: "mono", text: vf.address }), vf.holder ? inPod(vf) : el("span", { class: "quiet", text: vf.resource ? free : "not offered" }),
     vf.healthy === null ? stateOf(vf.state) : vf.healthy ? "Healthy" : "Unhealthy"]);
   return el("details", { class: "vfs" }, el("summary", { text: `${nic.vfs.length} VFs${known ? `, ${held} held` : ""}` }), table("", ["VF", "PCI address", "Holder", "Kubelet"], rows));
+}
+
+/** The holder of a VF, and the name and addresses of its netdev in the pod. */
+function inPod(vf) {
+  return vf.podNetdev ? `${vf.holder} as ${[vf.podNetdev, ...vf.podAddresses].join(", ")}` : vf.holder;
 }
 
 /** A device: its name, state and the most important value; the rest when it is opened. */

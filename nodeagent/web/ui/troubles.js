@@ -15,8 +15,15 @@ export function troubleEntry(model, one, select, here = "") {
     ...(one.linkCount > 1 ? [one.details.join(", ")] : one.details).map((text) => el("p", { text })),
     one.pods > 0 && el("p", {}, el("b", { text: "pods " }), few(pods, one.pods)),
     one.jobs?.length > 0 && el("p", {}, el("b", { text: "jobs " }), few(one.jobs, one.jobs.length)),
+    one.gpus?.length > 0 && pageOf(model, one.gpus[0][0]),
     one.maintenance && el("p", {}, el("b", { text: "planned " }), one.maintenance),
     el("p", {}, el("b", { text: "do " }), one.remedy, runbookLink(model, one)));
+}
+
+/** The link to the page of a node, which has its GPUs; nothing where the map does not know its address. */
+function pageOf(model, node) {
+  const template = model.content.nodePage;
+  return template ? el("p", {}, linkTo(`Page of ${node}`, template.replaceAll("{node}", encodeURIComponent(node)))) : "";
 }
 
 /** A link to what the runbook says about the first reason that it has. */
@@ -29,6 +36,7 @@ function runbookLink(model, one) {
 function symbolOf(one) {
   if (one.linkCount > 1) return STATES.x;
   if (one.reasons.some((reason) => AWAY_REASONS.includes(reason))) return AWAY;
+  if (one.gpus?.length) return one.what.endsWith("degraded") ? STATES.d : one.what.endsWith("unknown") ? STATES["?"] : STATES.x;
   return Object.values(STATES).find((state) => state.word === one.what) ?? anomalySymbol(one.reasons[0] ?? one.what);
 }
 
