@@ -230,6 +230,8 @@ class DemoCluster:
 
     def _publish(self, node: str, inventory: Inventory) -> None:
         inventory.publish("pci", **self.fabric.facts(node))
+        if gpus := self.fabric.gpus(node):
+            inventory.publish("gpus", gpus=gpus)
         if held := self.fabric.held(node):
             holdings = (
                 Holding(*pod.split("/", 1), container="main", resource="nic", device_ids=vfs)

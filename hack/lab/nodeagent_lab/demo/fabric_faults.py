@@ -56,6 +56,8 @@ SPREAD_MAX = 8
 REBOOT_S = 4.0
 """A real switch needs minutes."""
 FLAPS, FLAP_S = 5, 1.5
+GPU = 0
+_LOST = Health(State.UNHEALTHY, (Reason("xid_79", "the GPU has fallen off the bus"),), allocatable=False)
 _NARROW = Health(State.DEGRADED, (Reason("pcie_width", "x8 of x16"),), allocatable=False)
 _FLAPPING = Health(
     State.DEGRADED,
@@ -99,6 +101,7 @@ class FabricFaults:
                 self._wear_out(self._rail, _NARROW),
                 self._wear_out(self._rail, HEALTHY),
             ),
+            DemoFault("xid", f"XID 79 on GPU {GPU} of {self._moved}", self._fail_gpu, self._reset_gpu),
             DemoFault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
             DemoFault("reboot", f"reboot {self._leaf}", self._reboot_switch),
             DemoFault("replace", f"replace {self._replaced}", self._replace_switch),
@@ -129,6 +132,14 @@ class FabricFaults:
     async def _insert(self) -> None:
         self._fabric.mend(self._cabled, 0)
         await self._rescan([self._cabled])
+
+    async def _fail_gpu(self) -> None:
+        self._fabric.fail_gpu(self._moved, GPU, _LOST)
+        await self._rescan([self._moved])
+
+    async def _reset_gpu(self) -> None:
+        self._fabric.fail_gpu(self._moved, GPU)
+        await self._rescan([self._moved])
 
     async def _flap(self) -> None:
         for _ in range(FLAPS):
