@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nodeagent: {how_to_install(words[0])}", file=sys.stderr)
         return USAGE
     if os.environ.get("NODEAGENT_GUEST"):
-        from nodeagent.console.guest_memory import stay_within
+        from nodeagent.console.guest_memory import leave_limit, stay_within
 
         stay_within()
     options = _parser(words[0]).parse_args(words)
@@ -170,6 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = GOOD if watches or codes_of(options) is SHOWS else code_without_result(options)
         return code
     except Exception as error:  # noqa: BLE001 - the outermost handler
+        if isinstance(error, MemoryError) and os.environ.get("NODEAGENT_GUEST"):
+            leave_limit()
         return _explain(error, options)
 
 

@@ -23,8 +23,16 @@ def stay_within(root: Path = Path("/")) -> int | None:
     except (OSError, ValueError):  # cgroup v1, or "max": no limit
         return None
     limit = max((most - used) // 2, _MINIMUM)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     return limit
+
+
+def leave_limit() -> None:
+    """Lift the limit of this process, which ends: what it says takes a little memory too."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 OUT_OF_MEMORY = (
