@@ -29,6 +29,7 @@ from nodeagent.fabric.node_lists import hostlist
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, UnplacedNode
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import STATE_LETTERS, shown
+from nodeagent.fabric.switch_keys import plain
 from nodeagent.facts.remedies import remedy_for
 
 T = TypeVar("T")
@@ -373,7 +374,7 @@ def _of_anomaly(anomaly: Anomaly, since: float | None, held: HeldOn) -> FabricTr
     links = ((anomaly.node, anomaly.link),) if anomaly.link else ()
     kind = anomaly.kind.value
     what = AnomalyKind.MISCABLED.value if anomaly.kind in _CABLES else kind
-    remedy = f"move the cable to {shown(anomaly.to)}" if anomaly.to else _REMEDIES[anomaly.kind]
+    remedy = f"move the cable to {shown(plain(anomaly.to))}" if anomaly.to else _REMEDIES[anomaly.kind]
     nodes, pods = _concerned(anomaly, held)
     return FabricTrouble(what, where, since, links, (kind,), (anomaly.message,), pods, remedy, nodes=nodes)
 

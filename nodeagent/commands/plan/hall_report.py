@@ -293,6 +293,7 @@ def show_hall_report(options: argparse.Namespace) -> int:
         _print_csv(_listed(options, links))
     else:
         _print_table(options, links)
+    sys.stdout.flush()
     while options.watch is not None:
         time.sleep(max(options.watch, _WATCH_MIN_S))
         links = _print_changes(options, links)
