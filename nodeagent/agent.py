@@ -283,6 +283,7 @@ class Agent:
             self._tree,
             self.settled,
             self.stored.folder,
+            lambda: (*self.sources.samples(), *self.sources.gpus.samples()),
         )
         return {row.name: row.start(core, lambda: self._config) for row in agent_features.AGENT}
 

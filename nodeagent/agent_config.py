@@ -17,6 +17,7 @@ from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, 
 from nodeagent.config.settings_file import Built, entries, read_settings, section
 from nodeagent.config.yaml_tree import YamlNode, locate
 from nodeagent.features.nvsentinel.sentinel_settings import NvSentinelSettings, nvsentinel_conflicts
+from nodeagent.features.peer_values.peers_settings import PeersSettings
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.health.gpu_settings import (
     GpuAccountingSettings,
@@ -121,6 +122,9 @@ class Config(Settings, frozen=True, kw_only=True):
     rails: Annotated[
         RailsSettings, setting("Probes over the rails: which link loses packets.", restart=True)
     ] = RailsSettings()
+    peers: Annotated[
+        PeersSettings, setting("Comparison of this node with others of its model.", restart=True)
+    ] = PeersSettings()
     health: Annotated[
         HealthSettings, setting("Rules for the health of NICs, and a guard for NICs and GPUs.")
     ] = HealthSettings()

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nodeagent.agent_config import Config, by_volcano
+from nodeagent import __version__
+from nodeagent.agent_config import Config, by_volcano, config_digest
 from nodeagent.features.netdevs_in_pods import netdevs_task
 from nodeagent.features.nvsentinel import sentinel_task
+from nodeagent.features.peer_values import compare_task
 from nodeagent.features.rail_probing import probe_task
 from nodeagent.features.seam import AgentCore, AgentPart
 from nodeagent.features.volcano_deviceshare import deviceshare_task
@@ -43,6 +45,12 @@ AGENT = (
         netdevs_task.ATTACH_FAMILIES,
     ),
     AgentRow("nvsentinel", lambda core, now: sentinel_task.start_sentinel(core, now().nv_sentinel)),
+    AgentRow(
+        "peers",
+        lambda core, now: compare_task.start_compare(
+            core, now().peers, lambda: (__version__, config_digest(now())[:8])
+        ),
+    ),
     AgentRow(
         "volcano",
         lambda core, now: deviceshare_task.start_deviceshare(core, lambda: by_volcano(now())),

@@ -655,6 +655,10 @@ CONTROLLER: dict[str, Note] = {
         "nodeagent trouble has what its kubelet says. The leader exports it, 20,000 series at most; absent once the "
         "node is Ready.", origin="the condition Ready of the Node"
     ),
+    "odd_nodes": Note(
+        "nodeagent trouble names the nodes, nodeagent diff NODE their values. The leader exports it, a series for each "
+        "compared value; absent while no agent compares.", origin="`compared` of the reports"
+    ),
     "gpu_trouble_start_timestamp_seconds": Note(
         "nodeagent trouble has the reasons, the pods and what to do. The leader exports it, 20,000 series at most; not "
         "of a node that is away.", origin="the NodeLinks of the node"

@@ -45,9 +45,11 @@ from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fi
 from nodeagent.cluster.reported_gpus import DETAIL_MAX, gpus_in_trouble, gpus_unknown
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, read_maintenance, under_maintenance
+from nodeagent.fabric.node_values import reported_values
 from nodeagent.fabric.nodelinks import (
     CONTENDERS_MAX,
     NOT_UP,
+    ComparedValues,
     Contender,
     GpuMemoryLevel,
     HeldVf,
@@ -98,7 +100,9 @@ RailByAddress = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
 
 REPORT = NODELINKS.typed(NodeLinks)
-_DECIDED = attrgetter("links", "nvlink_domains", "gpus", "gpu_memory", "holders")  # by this node
+_DECIDED = attrgetter(  # by this node
+    "links", "nvlink_domains", "gpus", "gpu_memory", "holders", "compared"
+)
 
 
 def report(
@@ -118,8 +122,7 @@ def report(
     ``before`` is the last report, ``now`` Unix time. ``patient``: the agent has just started, so a neighbor without
     a frame may still send one. ``levels`` is the enforcement of GPU memory.
     """
-    last = {link.name: link for link in before.links} if before else {}
-    stamp = rfc3339(now)
+    last, stamp = {link.name: link for link in before.links} if before else {}, rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
     checks = {check.pci_address: check for check in snapshot.rail_checks}
     reported, names = dict[str, NodeLink](), dict[str, str]()
@@ -156,7 +159,18 @@ def report(
         nvlink_domains=_domains(snapshot, before),
         gpus=gpus_in_trouble(snapshot, before, stamp, patient=patient, with_pods=with_holders),
         holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
+        compared=_compared(snapshot, before, now, patient=patient),
     )
+
+
+def _compared(
+    snapshot: Snapshot, before: NodeLinks | None, now: float, *, patient: bool
+) -> ComparedValues | None:
+    """The compared values with the dates of changes. After a start the last ones stand until they are read."""
+    last = None if before is None else before.compared
+    if snapshot.compared:
+        return reported_values(dict(snapshot.compared), last, now)
+    return last if patient else None
 
 
 def _gpu_memory(

@@ -42,6 +42,7 @@ VERBS: dict[str, str] = {
     "doctor": "doctor.add",
     "plan": "plan.add_plan",
     "explain": "plan.add_explain",
+    "diff": "plan.add_diff",
     "topology": "plan.add_topology",
     "cabling": "plan.add_cabling",
     "maintain": "plan.add_maintain",
@@ -67,7 +68,18 @@ parser, and the functions with the modules."""
 
 VERB_GROUPS = {
     "on call": ("trouble", "health", "gpus", "history", "job", "doctor"),
-    "operate": ("plan", "explain", "topology", "cabling", "maintain", "cordon", "uncordon", "claim", "rails"),
+    "operate": (
+        "plan",
+        "explain",
+        "diff",
+        "topology",
+        "cabling",
+        "maintain",
+        "cordon",
+        "uncordon",
+        "claim",
+        "rails",
+    ),
     "install": ("scan", "config", "vfs"),
 }
 """The verbs by who needs them, in the help; the others follow."""

@@ -40,7 +40,7 @@ WRITES = Codes(
 RUNS = Codes("run until a signal", "a signal has ended it", "it cannot go on", "wrong usage or configuration")
 
 EXIT_CODES = {
-    **dict.fromkeys(("doctor", "trouble", "job", "cabling", "rails", "rails check"), LOOKS),
+    **dict.fromkeys(("doctor", "trouble", "job", "cabling", "diff", "rails", "rails check"), LOOKS),
     **dict.fromkeys(("health --problem", "config check"), LOOKS),
     **dict.fromkeys(
         ("health", "scan", "neighbors", "gpus", "history", "vfs show", "plan", "explain", "topology"), SHOWS

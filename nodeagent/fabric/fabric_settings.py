@@ -21,6 +21,7 @@ from nodeagent.config.setting import (
     setting,
 )
 from nodeagent.fabric.hypernode import LEAF, NVLINK, TIER_NAMES, tier_name
+from nodeagent.fabric.node_values import ValueName
 
 Foreign = Literal["refuse", "yield", "own"]
 """The policy for nodes that a foreign HyperNode holds too: write no tree at all, leave these nodes to the other owner,
@@ -236,6 +237,15 @@ class LabelSettings(Settings, frozen=True, kw_only=True):
     ] = ()
 
 
+class ExpectedValue(Settings, frozen=True, kw_only=True):
+    """A value that every node should have, where agents compare values (`peers.compare`)."""
+
+    value: Annotated[ValueName, setting("The value, as `nodeagent trouble` names it: GPU driver.")]
+    like: Annotated[
+        Glob, setting("A glob on it, such as 580.*; * is any value, so nothing is compared with other nodes.")
+    ]
+
+
 class FabricRules(Settings, frozen=True, kw_only=True):
     """The settings of the planner, with the head of the controller's file."""
 
@@ -281,6 +291,14 @@ class FabricRules(Settings, frozen=True, kw_only=True):
             "changed."
         ),
     ] = "refuse"
+
+    expected_values: Annotated[
+        tuple[ExpectedValue, ...],
+        listed(
+            "Values that every node should have. A node with another one is reported at once; without an entry nodes "
+            "of one model are compared with each other."
+        ),
+    ] = ()
 
     @property
     def tier_offset(self) -> int:

@@ -188,11 +188,17 @@ class SwitchGraph:
                 done.update(island)
                 continue
             mine, row = degree[leaf], self._common[leaf]
-            others = row.keys() - static.keys() - left_out if static or left_out else row.keys()
-            same = [other for other in others if row[other] == mine == degree[other]]
-            island = tuple(sorted((leaf, *same)))
+            same, shares = [leaf], False
+            for other, both in row.items():
+                if other in static or other in left_out:
+                    continue
+                if both == mine == degree[other]:
+                    same.append(other)
+                else:
+                    shares = True
+            island = tuple(sorted(same))
             done.update(island)
-            (whole if len(same) == len(others) else islands).append(island)
+            (islands if shares else whole).append(island)
         divided = self._divided(whole, islands)
         islands += (island for island in whole if island in divided)
         groups += (
@@ -228,18 +234,19 @@ class SwitchGraph:
         """The number of members of a switch."""
         return self._degree.get(leaf, 0)
 
-    def inhabited(self, parts: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
-        """Those of these parts that have most links of some member."""
-        part_of = {leaf: part for part in parts for leaf in part} | self.static
-        weight = {part: sum(map(self.degree, part)) for part in set(part_of.values())}
-        found: set[tuple[str, ...]] = set()
+    def inhabited(self, parts: Sequence[tuple[str, ...]]) -> list[bool]:
+        """Whether each of these parts has most links of some member."""
+        every = (*parts, *set(self.static.values()))
+        part_of = {leaf: i for i, part in enumerate(every) for leaf in part}
+        weight = [sum(map(self.degree, part)) for part in every]
+        found: set[int] = set()
         for row, _, _ in self.rows:
             places = {part_of[leaf] for leaf in row if leaf in part_of}
             if len(places) > 1:
                 votes = Counter(part_of[leaf] for leaf in row if leaf in part_of)
-                places = {min(votes, key=lambda part: (-votes[part], -weight[part], part))}
+                places = {min(votes, key=lambda i: (-votes[i], -weight[i], every[i]))}
             found |= places
-        return found
+        return [i in found for i in range(len(parts))]
 
     def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
         """The members of these switches, those with identical cabling once, by number."""
@@ -347,8 +354,8 @@ class _Joins:
 
     def groups(self) -> list[_Group]:
         parts = self._by_reports()
-        has_nodes = self._graph.inhabited(map(self._leaves, parts))
-        inhabited = [self._leaves(part) in has_nodes for part in parts]
+        leaves = list(map(self._leaves, parts))
+        inhabited = self._graph.inhabited(leaves)
         home = [self._home(part) for part in parts]
         strict, tied = _Union(len(parts)), _Union(len(parts))
         together: dict[str, list[int]] = {}
@@ -372,14 +379,15 @@ class _Joins:
         self._follow(parts, inhabited, home, near, tied)
         groups: list[_Group] = []
         for group in tied.sets(range(len(parts))):
-            inner = [self._leaves(chain.from_iterable(parts[i] for i in part)) for part in strict.sets(group)]
+            reported = tuple(leaves[i] for i in group)
+            if len(group) == 1:
+                groups.append(_Group(leaves[group[0]], reported, reported, tied=False))
+                continue
+            inner = tuple(
+                tuple(sorted(chain.from_iterable(leaves[i] for i in part))) for part in strict.sets(group)
+            )
             groups.append(
-                _Group(
-                    tuple(sorted(chain.from_iterable(inner))),
-                    tuple(inner),
-                    tuple(self._leaves(parts[i]) for i in group),
-                    tied=len(inner) > 1,
-                )
+                _Group(tuple(sorted(chain.from_iterable(inner))), inner, reported, tied=len(inner) > 1)
             )
         return groups
 
@@ -421,13 +429,14 @@ class _Joins:
         """
         clear: list[set[int]] = [{i} for i in range(len(self._islands))]
         pairs: list[tuple[int, int]] = []
+        degrees, first = self._degrees, [island[0] for island in self._islands]
         for i, near in enumerate(self._near):
-            common, degree = self._graph.common(self._islands[i][0]), self._degrees[i]
+            common, degree = self._graph.common(first[i]), degrees[i]
             for j in near:
                 if j < i:
                     continue
-                both = common[self._islands[j][0]]
-                if both > 1 and 3 * both > degree + self._degrees[j]:
+                both = common[first[j]]
+                if both > 1 and 3 * both > degree + degrees[j]:
                     clear[i].add(j)
                     clear[j].add(i)
                 elif not self._is_clearly_against(i, j, both) and self._pair(i, j)[0] >= 0:

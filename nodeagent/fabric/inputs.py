@@ -13,6 +13,7 @@ from nodeagent.fabric.hypernode import HyperNode, Texts
 from nodeagent.fabric.known_neighbors import KnownNeighbors
 from nodeagent.fabric.link_faults import LinkFault, NodeFaults, link_faults
 from nodeagent.fabric.maintenance import Maintained, MaintenanceBook
+from nodeagent.fabric.node_values import NodeValues, node_values
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
@@ -45,6 +46,7 @@ class Levels:
     maintained: Maintained = field(default_factory=dict)
     away: Away = field(default_factory=dict)
     gpu_faults: Mapping[str, tuple[GpuFault, ...]] = field(default_factory=dict)
+    values: Mapping[str, NodeValues] = field(default_factory=dict)
 
     def exists(self, node: str) -> bool:
         """While no Node at all is known, every node counts as existing: an empty list is no evidence."""
@@ -64,8 +66,7 @@ class Inputs:
 
     def __init__(self, rules: FabricRules, topology: Topology) -> None:
         self._topology = topology
-        self._pool = InternPool()
-        self._reader = ReportReader(rules, self._pool)
+        self._reader = ReportReader(rules, InternPool())
         self._our_labels = rules.label_keys
         self.reports: dict[str, CompactReport] = {}
         self.refused: dict[str, str] = {}
@@ -73,6 +74,7 @@ class Inputs:
         self.gpu_faults = NodeFaults(gpu_faults)
         self.maintenance = MaintenanceBook()
         self.away: dict[str, AwayNode] = {}
+        self.values: dict[str, NodeValues] = {}
         self.nodes: dict[str, KnownLabels] = {}
         self.own: dict[str, HyperNode] = {}
         self.foreign: dict[str, HyperNode] = {}
@@ -90,17 +92,23 @@ class Inputs:
             self._take_faults(name, None)
             self.reports.pop(name, None)
             self.refused.pop(name, None)
+            self.values.pop(name, None)
             return
         try:
             links = self.known_neighbors.complete(links)
             self.reports[name] = self._reader.read(name, links)
             self._take_faults(name, links)
             self.refused.pop(name, None)
+            if links.compared is not None:
+                self.values[name] = node_values(links.compared, self._reader.pool)
+            else:
+                self.values.pop(name, None)
         except RefusedReportError as error:
             self.refuse(name, str(error))
 
     def refuse(self, name: str, why: str) -> None:
         self.reports.pop(name, None)
+        self.values.pop(name, None)
         self._take_faults(name, None)
         self.refused[name] = why
 
@@ -114,7 +122,7 @@ class Inputs:
             return
         every = tuple(sorted(labels.items()))
         ours = tuple(pair for pair in every if pair[0] in self._our_labels)
-        self.nodes[name] = self._pool(KnownLabels(ours, every))
+        self.nodes[name] = self._reader.pool(KnownLabels(ours, every))
 
     def take_away(self, name: str, away: AwayNode | None) -> bool:
         """Whether a Node is away, ``None``: it is there or gone. Returns whether this is new."""
@@ -159,6 +167,7 @@ class Inputs:
             self.maintenance.of_node.copy(),
             self.away.copy(),
             self.gpu_faults.of_node.copy(),
+            self.values.copy(),
         )
 
 

@@ -183,6 +183,23 @@ class ReportedGpu(Wire, frozen=True, kw_only=True):
         return (self.index, None) if self.index is not None else (None, self.pci_address)
 
 
+class ValueChange(Wire, frozen=True, kw_only=True):
+    """A value of a node that changed: what it was, and when it changed, in RFC 3339."""
+
+    name: str
+    was: str
+    since: str
+
+
+class ComparedValues(Wire, frozen=True, kw_only=True):
+    """The values that a node should share with its peers, as ``name=value``. ``changes`` are those of the last days,
+    and ``since`` is when the node reported values first, in RFC 3339. ``node_values`` reads them."""
+
+    values: tuple[str, ...] = ()
+    changes: tuple[ValueChange, ...] = ()
+    since: str | None = None
+
+
 class Metadata(Wire, frozen=True, kw_only=True):
     """The part of the object's metadata that is used."""
 
@@ -195,8 +212,8 @@ class Metadata(Wire, frozen=True, kw_only=True):
 class NodeLinks(Wire, frozen=True, kw_only=True):
     """The report of one node. ``metadata.name`` must be the node's name too. ``nvlink_domains`` has one entry if its
     GPUs agree, and none if no GPU is in a domain. ``gpus`` are those in trouble alone, at most ``GPUS_MAX``.
-    ``holders`` is empty unless the node is set to report them; it stands beside the links, so that a change of it makes
-    no plan."""
+    ``holders`` is empty unless the node is set to report them, and ``compared`` is absent unless it is set to compare
+    values; they stand beside the links, so that a change of them makes no plan."""
 
     api_version: str | None = None
     kind: str | None = None
@@ -207,6 +224,7 @@ class NodeLinks(Wire, frozen=True, kw_only=True):
     nvlink_domains: tuple[ReportedDomain, ...] = ()
     gpus: tuple[ReportedGpu, ...] = ()
     holders: tuple[VfHolder, ...] = ()
+    compared: ComparedValues | None = None
 
 
 _DECODER = msgspec.json.Decoder(NodeLinks)

@@ -151,12 +151,12 @@ class ReportReader:
 
     def __init__(self, rules: FabricRules, pool: InternPool) -> None:
         self._rules = rules
-        self._pool = pool
+        self.pool = pool
 
     def read(self, name: str, links: NodeLinks) -> CompactReport:
         """``name`` is the name of the NodeLinks object. Raises ``RefusedReportError``."""
         _check(name, links)
-        pool = self._pool
+        pool = self.pool
         macs = dict.fromkeys(link.mac for link in links.links)
         slots: list[LinkSlot] = []
         ports: list[str] = []
@@ -225,7 +225,7 @@ class ReportReader:
         )
 
     def _slot(self, link: NodeLink, rail: str, neighbor: LinkNeighbor | Contender | None) -> LinkSlot:
-        pool = self._pool
+        pool = self.pool
         switch = None if neighbor is None else pool(_announcement(neighbor))
         return pool(LinkSlot(pool(link.name), rail, switch))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from nodeagent.fabric.groups import MAJORITY, SwitchGraph
 
@@ -56,6 +57,9 @@ class _SharedSwitches:
         of these at such switches: few may be at other odd switches. The second switch needs two members that the first
         one has not, and two on this rail, since one may be a wrong cable. Else the first one has no more than two, and
         all are at the rail; or it has no more than half of those at the rail, and others are at a switch each.
+
+        While fewer have a neighbor on this rail, three members are needed at switches beside the first one: one may be
+        a wrong cable then, and one may lie.
         """
         graph = self._graph
         others = [(both, other) for both, other in near if self._covers(leaf, other)]
@@ -63,22 +67,27 @@ class _SharedSwitches:
             return None
         silent = self._count_silent(leaf, rail)
         here = sum(min(-both, graph.members_on(other, rail)) for both, other in others)
-        if 2 * silent > graph.degree(leaf) or 2 * here < graph.degree(leaf) - silent:
-            return None
+        few = 2 * silent > graph.degree(leaf) or 2 * here < graph.degree(leaf) - silent
         others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
         first, most = others[0]
+        beside: list[str] = []
         for both, other in others[1:]:
             common, deciding = graph.overlap(most, other)
             if 2 * common >= min(deciding, graph.degree(other)) or (
                 MAJORITY * both > first and self._has_few_rails(other, most)
             ):
                 continue
-            if (
-                (-both - common > 1 or (both < -1 and self._count_apart(leaf, other, most) > 1))
+            if few:
+                beside.append(other)
+            elif (
+                (-both - common > 1 or (both < -1 and self._count_beside(leaf, {other}, most) > 1))
                 and graph.members_on(other, rail) > 1
             ) or (-2 * first <= graph.degree(leaf) - silent if first < -2 else not silent):
                 return both, most, other
-            return None
+            else:
+                return None
+        if beside and self._count_beside(leaf, set(beside), most) >= MAJORITY:
+            return -graph.common(leaf)[beside[0]], most, beside[0]
         return None
 
     def _are_apart(self, leaf: str, one: str, another: str, both: int) -> bool:
@@ -99,12 +108,12 @@ class _SharedSwitches:
         alone = both == -1 and common_with[one] == 1
         return len(sharing) <= (own - 1 if alone else 2 * own)
 
-    def _count_apart(self, leaf: str, other: str, first: str) -> int:
-        """How many members have these two switches, and not the first one."""
+    def _count_beside(self, leaf: str, others: AbstractSet[str], first: str) -> int:
+        """How many members have this switch and one of the others, and not the first one."""
         return sum(
             members
             for row, _, members in self._graph.rows
-            if leaf in row and other in row and first not in row
+            if leaf in row and first not in row and not others.isdisjoint(row)
         )
 
     def _count_silent(self, leaf: str, rail: str) -> int:

@@ -10,6 +10,8 @@ Several of one leaf group that went within ``AWAY_TOGETHER_S`` are one.
 The GPUs of a node that failed together for the same reasons are one trouble. A node has at most ``GPU_TROUBLES_MAX`` of
 them, and they count as one link each in the order: a report that lies changes the place of its own node alone.
 
+Values in which nodes differ from their peers (``odd_nodes``) are troubles too.
+
 A trouble has the pods that hold VFs of its links, or of its nodes where no link is named. An anomaly that only makes
 the tree wrong has none: the traffic of no pod suffers.
 """
@@ -22,10 +24,13 @@ from typing import NamedTuple, TypeVar
 
 from nodeagent.base.plain_text import few
 from nodeagent.fabric.away_nodes import UNREACHABLE, Away, AwayNode
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.gpu_troubles import GpuFault
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
 from nodeagent.fabric.maintenance import Maintained, under_maintenance
 from nodeagent.fabric.node_lists import hostlist
+from nodeagent.fabric.node_values import NodeValues
+from nodeagent.fabric.odd_nodes import OddValue, odd_values
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, UnplacedNode
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import STATE_LETTERS, shown
@@ -166,6 +171,7 @@ def troubles(
         found.append(_of_anomaly(anomaly, None if seen is None else to_unix + seen, held))
     cut_off |= away.keys()
     found += (_of_unplaced(unplaced, held) for unplaced in outcome.unplaced if unplaced.node not in cut_off)
+    found += _of_odd_nodes(plan, at)
     if plan.levels.more_faults:
         found.append(_more(plan.levels.more_faults))
     found = [with_jobs(_with_maintenance(one, plan.levels.maintained, at), job_of) for one in found]
@@ -399,6 +405,48 @@ def _of_unplaced(unplaced: UnplacedNode, held: HeldOn) -> FabricTrouble:
     return FabricTrouble(
         "not placed", node, None, (), (), (unplaced.reason,), pods, f"nodeagent explain {node}"
     )
+
+
+def odd_of(
+    rules: FabricRules, values: Mapping[str, NodeValues], maintained: Maintained, at: float
+) -> Iterator[OddValue]:
+    """The values of nodes that differ from those of their peers, at this Unix time."""
+    expected: dict[str, str] = {one.value: one.like for one in rules.expected_values}
+    return odd_values(
+        values, at, lambda node: under_maintenance(maintained, node, "", at) is not None, expected
+    )
+
+
+def _of_odd_nodes(plan: Plan, at: float) -> Iterator[FabricTrouble]:
+    """A trouble for all values in which the same nodes differ: most likely they have one cause. No pod is stopped by
+    it, so it has none."""
+    causes: dict[tuple[str, ...], list[OddValue]] = {}
+    for odd in odd_of(plan.rules, plan.levels.values, plan.levels.maintained, at):
+        causes.setdefault(odd.nodes, []).append(odd)
+    for nodes, same in causes.items():
+        first, peer = same[0], next((odd.peer for odd in same if odd.peer), "")
+        alone = len(same) == 1
+        yield FabricTrouble(
+            first.sentence
+            if alone
+            else f"{len(nodes)} of {first.peers} nodes: {len(same)} values are not the usual ones",
+            hostlist(nodes),
+            None,
+            (),
+            (),
+            () if alone else tuple(odd.sentence for odd in same),
+            (),
+            _remedy_of_odd(same, f"nodeagent diff {nodes[0]}{f' {peer}' if peer else ''}"),
+            nodes=nodes,
+        )
+
+
+def _remedy_of_odd(same: Sequence[OddValue], compare: str) -> str:
+    """Peers that all differ in one rail show nothing to each other."""
+    if all(odd.devices for odd in same):
+        names = ", ".join(odd.name for odd in same)
+        return f'make the rails equal, or enter {names} with like: "*" under `expectedValues`, if it is meant'
+    return compare
 
 
 def _more(nodes: int) -> FabricTrouble:

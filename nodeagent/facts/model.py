@@ -481,6 +481,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     remarks: tuple[Remark, ...] = ()
     rail_checks: tuple[RailCheck, ...] = ()
     """In the order of PCI addresses; empty unless the agent probes its rails."""
+    compared: tuple[tuple[str, str], ...] = ()
+    """The values that peers should share, by name; empty unless the agent compares (`peers.compare`)."""
     stale_sources: tuple[StaleSource, ...] = ()
     unreadable: tuple[str, ...] = ()
     unread: tuple[UnreadValue, ...] = ()

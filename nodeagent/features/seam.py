@@ -28,7 +28,8 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class AgentCore(NamedTuple):
     """``deliveries`` take failed writes: for metrics, Events and `/readyz`. ``take_samples`` hands measurements to
     the rules of health. ``tree`` is the machine. ``settled`` is set when the kubelet has the devices: what
-    registration does not need is imported after it. ``state`` is the state directory."""
+    registration does not need is imported after it. ``state`` is the state directory. ``samples`` returns the latest
+    measurements of NICs and GPUs."""
 
     inventory: Inventory
     offer: AgentOffer
@@ -37,6 +38,7 @@ class AgentCore(NamedTuple):
     tree: Tree
     settled: asyncio.Event
     state: Path
+    samples: Callable[[], Iterable[Sample]]
 
 
 class AgentPart(NamedTuple):

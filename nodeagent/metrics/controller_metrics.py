@@ -51,6 +51,8 @@ class ControllerInput(msgspec.Struct, frozen=True):
     """Since when nodes are away (Unix time), by Node, leaf group and why."""
     gpus: Mapping[tuple[str, str, str, str], float] = {}
     """Since when GPUs are in trouble (Unix time), by Node, leaf group, GPU and state."""
+    odd: Mapping[str, int] = {}
+    """The nodes that differ from their peers, by value; empty if no agent compares."""
 
 
 FeatureFamilies = tuple[Iterable[ComputedFamily[Any]], object]
@@ -161,6 +163,8 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
     computed("maintenance_end_timestamp_seconds", "node,link,device,pci_address",
         "When the maintenance of a link ends, or that of the whole node (no link); absent after it.",
         lambda shown: shown.maintenance.items()),
+    computed("odd_nodes", "value", "Nodes whose value differs from that of their peers (peers.compare).",
+        lambda shown: by_key(shown.odd)),
     computed("node_away_start_timestamp_seconds", "node,hypernode,why",
         "Since when a node with a report is away: its condition Ready is not True, so what it reported is old.",
         lambda shown: shown.away.items()),

@@ -35,6 +35,7 @@ from nodeagent.fabric.jobs import HeldLinks, held_links
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, standing
 from nodeagent.fabric.nodelinks import (
     GPUS_MAX,
+    ComparedValues,
     Metadata,
     NodeLink,
     NodeLinks,
@@ -146,6 +147,7 @@ class RawReport(msgspec.Struct, rename="camel"):
     nvlink_domains: msgspec.Raw = msgspec.Raw(b"[]")
     gpus: msgspec.Raw = msgspec.Raw(b"[]")
     holders: msgspec.Raw = msgspec.Raw(b"[]")
+    compared: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class RawHyperNode(msgspec.Struct):
@@ -160,6 +162,7 @@ OurLabels = tuple[tuple[str, str], ...]
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
 _VF_HOLDERS = msgspec.json.Decoder(tuple[VfHolder, ...])
+_VALUES: msgspec.json.Decoder[ComparedValues | None] = msgspec.json.Decoder(ComparedValues | None)
 _DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
 _GPUS = msgspec.json.Decoder(tuple[ReportedGpu, ...])
 
@@ -290,7 +293,7 @@ class ClusterMirror:
         """
         name = raw.metadata.name
         other_pods = self.pods.take(name, bytes(raw.holders))
-        parts = (raw.links, raw.node_name, raw.nvlink_domains, raw.gpus)
+        parts = (raw.links, raw.node_name, raw.nvlink_domains, raw.gpus, raw.compared)
         content = hash(tuple(map(bytes, parts)))
         known = self._passed_on.get(name)
         faulty = self._listener.has_fault(name)
@@ -312,7 +315,7 @@ class ClusterMirror:
                     self.changes.add(gpu_changes(name, gpus, gpus_now, time.time()))
                     same_faults = faults == inputs.faults.of_node.get(name) and gpus == gpus_now
                     if same_faults and only_legs_differ(before, after):
-                        return content  # legs of a spine come and go by the thousand, and make no plan
+                        return content  # legs of a spine come and go by the thousand, and make no plan; so do values
             self.stir()
         return content
 
@@ -399,6 +402,7 @@ def _decoded(raw: RawReport) -> NodeLinks:
         nvlink_domains=_DOMAINS.decode(raw.nvlink_domains),
         gpus=_if_readable(_GPUS, raw.gpus)[:GPUS_MAX],
         holders=_if_readable(_VF_HOLDERS, raw.holders)[:PODS_MAX],
+        compared=_compared(raw.compared),
     )
 
 
@@ -408,3 +412,11 @@ def _if_readable(decoder: msgspec.json.Decoder[tuple[T, ...]], raw: msgspec.Raw)
         return decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ()
+
+
+def _compared(raw: msgspec.Raw) -> ComparedValues | None:
+    """None if they are unreadable, as above."""
+    try:
+        return _VALUES.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, str]] = {
     "trouble": {"good": "--from HALL", "found": f"--from {SAMPLE}", "blind": ""},
     "job": {"blind": "x", "unknown": "x --from HALL"},
     "cabling": {"good": "--from HALL", "found": f"--from {SAMPLE}", "blind": ""},
+    "diff": {"blind": "x", "unknown": "gpu-9999 --from HALL"},
     "rails": {"blind": "--root EMPTY"},
     "rails check": {"blind": "a b --root EMPTY"},
     "health --problem": {"blind": "links --root EMPTY"},

@@ -47,8 +47,9 @@ OF_A_DAEMON = {
     "rails": "tests/commands/test_rails.py",
     "rails check": "tests/commands/test_rails.py",
     "maintain": "tests/commands/test_maintain.py",
+    "diff": "tests/commands/test_node_differences.py",
 }
-"""Verbs that need a running agent or a cluster, and where their documents are tested."""
+"""Verbs that need a running agent, a cluster or reports with more, and where their documents are tested."""
 
 
 @pytest.fixture

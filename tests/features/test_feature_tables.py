@@ -17,6 +17,7 @@ from nodeagent.cluster import agent_tasks
 from nodeagent.controller import Controller
 from nodeagent.controller_features import CONTROLLER
 from nodeagent.features.nvsentinel.sentinel_settings import NvSentinelSettings
+from nodeagent.features.peer_values.peers_settings import PeersSettings
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent_lab.sim.machine import Machine
 from tests.controller.test_controller import cluster, groups, running
@@ -25,7 +26,8 @@ from tests.support.waiting import until
 ROOT = Path(__file__).parents[2]
 OF_AGENT = {
     "netdevs_in_pods", "netdevs_in_pods.netdevs_task", "nvsentinel", "nvsentinel.sentinel_settings",
-    "nvsentinel.sentinel_task", "rail_probing", "rail_probing.probe_task", "rail_probing.rail_settings", "seam",
+    "nvsentinel.sentinel_task", "peer_values", "peer_values.compare_task", "peer_values.peers_settings",
+    "rail_probing", "rail_probing.probe_task", "rail_probing.rail_settings", "seam",
     "volcano_deviceshare", "volcano_deviceshare.deviceshare_task",
 }  # fmt: skip
 OF_CONTROLLER = {
@@ -89,16 +91,17 @@ async def test_no_feature_of_the_agent_takes_the_name_of_another_task_or_the_pat
     config = Config(
         rails=RailsSettings(probe=True),
         nv_sentinel=NvSentinelSettings(socket="/run/nvs.sock"),
+        peers=PeersSettings(compare=True),
         attach=AttachSettings(interface="rail{rail}"),
     )
     whole = agent.Agent(config, agent.AgentOptions(tmp_path, tmp_path))
     parts = whole.features.values()
-    assert {name for part in parts for name in part.tasks} == {"attach", "netdevs", "nvsentinel"}
+    assert {name for part in parts for name in part.tasks} == {"attach", "netdevs", "nvsentinel", "peers"}
     of_writers = [name for part in parts for name in part.writers]
     assert sorted(of_writers) == ["rail-probes", "volcano"]
     whole.features = {}
     of_core = [*whole._tasks(None), *(part.name for part in agent_tasks.PARTS)]
-    assert not {"attach", "netdevs", "nvsentinel", *of_writers} & {*of_core}
+    assert not {"attach", "netdevs", "nvsentinel", "peers", *of_writers} & {*of_core}
     paths = [path for part in parts for path in (*part.pages, *part.folders)]
     assert len(paths) == len({*paths})
 
@@ -118,5 +121,5 @@ async def test_features_that_are_off_have_no_task_and_no_series() -> None:
         assert parts.keys() == {row.name for row in CONTROLLER}
         assert [name for name, part in parts.items() if part.lead or part.mirrors or part.stays] == []
         shown = {one.family.name for row in CONTROLLER for one in row.families}
-        assert len(shown) == 9
+        assert len(shown) == 10
         assert not shown & lines(controller)

@@ -34,6 +34,7 @@ def full_input() -> ControllerInput:
         maintenance={("n", "nic0", "enp1", "0000:18:00.0"): 1.8e9, ("n", "", "", ""): 1.7e9},
         away={("n", "nodeagent-t1-leaf", "unreachable"): 1.7e9},
         gpus={("n", "nodeagent-t1-leaf", "3", "unhealthy"): 1.7e9},
+        odd={"NIC firmware": 3},
     )
 
 

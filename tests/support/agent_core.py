@@ -22,4 +22,6 @@ class NoOffer:
 
 
 def agent_core() -> AgentCore:
-    return AgentCore(Inventory(), NoOffer(), Deliveries(), list, Tree("/"), asyncio.Event(), Path("/nowhere"))
+    return AgentCore(
+        Inventory(), NoOffer(), Deliveries(), list, Tree("/"), asyncio.Event(), Path("/nowhere"), tuple
+    )

@@ -87,6 +87,25 @@ def add_explain(add: Add) -> None:
     parser.add_argument("name", metavar="NODE|SWITCH|HYPERNODE")
 
 
+def add_diff(add: Add) -> None:
+    parser = add(
+        "diff",
+        _diff,
+        "the values in which a node differs from most nodes of its model, or from another node: firmware, drivers, …",
+        "Where agents compare values (peers.compare): drivers, firmware, settings of GPUs and links, kernel and boot\n"
+        "parameters. A value of several devices names those that differ: 28.43.2026; nic3: 28.39.1002. One that is\n"
+        "too long is a digest, #5f3a90c1. The result is 0 if none differs, 1 if one does, and 2 if nothing could be\n"
+        "compared.",
+    )
+    parser.add_argument("node", metavar="NODE", help="the node")
+    parser.add_argument(
+        "other", nargs="?", metavar="NODE", help="another one (default: most nodes of its model)"
+    )
+    parser.add_argument("--all", action="store_true", help="show the values that are equal too")
+    source_options(parser)
+    json_option(parser)
+
+
 def add_topology(add: Add) -> None:
     parser = add(
         "topology",
@@ -268,6 +287,13 @@ def _explain(options: argparse.Namespace) -> int:
     else:
         print(explanation.as_text(screen()))
     return GOOD
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from nodeagent.commands.plan import node_differences
+
+    log_to_stderr(options.log_level or "warning")
+    return node_differences.show_differences(options)
 
 
 def _topology(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from nodeagent.fabric.maintenance import standing
 from nodeagent.fabric.outcome import in_trouble, link_state, state_of_letter
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
-from nodeagent.fabric.troubles import troubles
+from nodeagent.fabric.troubles import odd_of, troubles
 from nodeagent.facts.remedies import remedy_for
 
 _DERIVED = {
@@ -160,6 +160,8 @@ def _node(preview: Preview, node: str) -> Iterator[str | Table]:
     for anomaly in plan.outcome.anomalies:
         if anomaly.node == node or node in anomaly.nodes:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
+    odd = odd_of(plan.rules, plan.levels.values, plan.levels.maintained, time.time())
+    yield from (f"It is odd: {one.sentence}." for one in odd if node in one.nodes)
     yield from _links(preview, node)
 
 

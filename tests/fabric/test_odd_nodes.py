@@ -1,0 +1,354 @@
+"""Which nodes differ from their peers: planted differences are named once, and rollouts and repairs never."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.fabric.node_values import (
+    COMPARED_MAX,
+    NODE_MODEL,
+    VALUE_NAMES,
+    NodeValues,
+    by_name,
+    exceptions,
+    node_values,
+    reported_values,
+    summary,
+)
+from nodeagent.fabric.nodelinks import ComparedValues, ValueChange
+from nodeagent.fabric.odd_nodes import ROLLOUT_S, OddValue, odd_values
+from nodeagent.fabric.reports import InternPool
+
+HOUR, DAY = 3600.0, 86_400.0
+START = 1_790_000_000.0
+USUAL = {
+    NODE_MODEL: "0d9f2c11",
+    "GPU driver": "580.95.05",
+    "GPU VBIOS": "96.00.CF.00.01",
+    "NIC firmware": "28.43.2026 (MT_0000000838)",
+    "link speed": "400000 Mbit/s",
+    "FEC": "RS",
+    "MTU": "9000",
+    "kernel": "6.8.0-79-generic",
+    "agent": "2026.11.1",
+}
+DEVICES = [f"nic{rail}" for rail in range(8)]
+
+
+class Hall:
+    """Nodes whose agents write reports: each change goes through the form of a report, with its dates."""
+
+    def __init__(self, nodes: int, usual: Mapping[str, str] = USUAL, at: float = START - 100 * DAY) -> None:
+        self.pool, self.planned = InternPool(), set[str]()
+        self.reports: dict[str, ComparedValues] = {}
+        self._read: dict[int, tuple[ComparedValues, NodeValues]] = {}
+        for number in range(nodes):
+            self.report(f"gpu-{number:04}", usual, at)
+
+    def report(self, node: str, values: Mapping[str, str], at: float, *, anew: bool = False) -> None:
+        """``anew``: the node is installed again, so it has no earlier report."""
+        self.reports[node] = reported_values(values, None if anew else self.reports.get(node), at)
+
+    def change(self, node: str, at: float, *, anew: bool = False, **other: str | None) -> None:
+        """``_`` in a name stands for a space; ``None``: the value is not known any more."""
+        values = by_name(self.reports[node].values)
+        for name, value in other.items():
+            if value is None:
+                values.pop(name.replace("_", " "), None)
+            else:
+                values[name.replace("_", " ")] = value
+        self.report(node, values, at, anew=anew)
+
+    def values(self) -> dict[str, NodeValues]:
+        for report in self.reports.values():
+            if id(report) not in self._read:
+                self._read[id(report)] = report, node_values(report, self.pool)
+        return {node: self._read[id(report)][1] for node, report in self.reports.items()}
+
+    def odd(self, at: float, expected: Mapping[str, str] | None = None) -> list[OddValue]:
+        return [*odd_values(self.values(), at, self.planned.__contains__, expected)]
+
+
+def sentences(hall: Hall, at: float, expected: Mapping[str, str] | None = None) -> list[str]:
+    return [one.sentence for one in hall.odd(at, expected)]
+
+
+# --- planted differences ------------------------------------------------------------------------------------
+
+
+def test_one_node_of_2048_is_named_once_with_a_peer() -> None:
+    hall = Hall(2048)
+    hall.change("gpu-0017", START, NIC_firmware="28.39.1002 (MT_0000000838)")
+    (odd,) = hall.odd(START + DAY + 1)
+    assert odd.sentence == (
+        "1 node of 2048 has NIC firmware 28.39.1002 (MT_0000000838), the others 28.43.2026 (MT_0000000838)"
+    )
+    assert (odd.nodes, odd.peer) == (("gpu-0017",), "gpu-0000")
+
+
+def test_one_rail_of_all_nodes_is_named_once() -> None:
+    firmware = dict.fromkeys(DEVICES, "28.43.2026") | {"nic3": "28.39.1002"}
+    hall = Hall(2048, USUAL | {"NIC firmware": summary(firmware)})
+    assert sentences(hall, START) == [
+        "nic3 of 2048 nodes has NIC firmware 28.39.1002, the others of the same node 28.43.2026"
+    ]
+
+
+def test_one_link_of_one_node_is_named_once() -> None:
+    hall = Hall(2048)
+    firmware = dict.fromkeys(DEVICES, "28.43.2026 (MT_0000000838)") | {"nic3": "28.39.1002"}
+    hall.change("gpu-0017", START, NIC_firmware=summary(firmware))
+    assert sentences(hall, START + DAY + 1) == [
+        "1 node of 2048 has NIC firmware 28.43.2026 (MT_0000000838); nic3: 28.39.1002, "
+        "the others 28.43.2026 (MT_0000000838)"
+    ]
+
+
+def test_one_unit_is_named_once() -> None:
+    hall = Hall(2048)
+    for number in range(64, 96):
+        hall.change(f"gpu-{number:04}", START, MTU="1500")
+    assert sentences(hall, START + HOUR) == []
+    assert sentences(hall, START + DAY + 1) == ["32 nodes of 2048 have MTU 1500, the others 9000"]
+
+
+def test_two_generations_are_silent_while_one_grows_and_named_once_a_day_after_it_stopped() -> None:
+    hall = Hall(2048)
+    at = START
+    for number in range(1500):
+        at = START + number * 120.0
+        hall.change(f"gpu-{number:04}", at, GPU_driver="590.12")
+        if number % 50 == 0:
+            assert hall.odd(at + 60) == []
+    assert hall.odd(at + DAY - 1) == []
+    assert sentences(hall, at + DAY + 1) == ["548 nodes of 2048 have GPU driver 580.95.05, the others 590.12"]
+
+
+def test_a_rollout_by_installing_nodes_anew_is_silent_too() -> None:
+    hall = Hall(100)
+    for number in range(98):
+        at = START + number * HOUR / 2
+        hall.change(f"gpu-{number:04}", at, anew=True, GPU_driver="590.12")
+        assert hall.odd(at + 60) == []
+    assert sentences(hall, START + 98 * HOUR / 2 + 2 * DAY) == [
+        "2 nodes of 100 have GPU driver 580.95.05, the others 590.12"
+    ]
+
+
+def test_missing_values_of_old_kernels_are_no_difference() -> None:
+    hall = Hall(2048)
+    for number in range(0, 2048, 3):
+        hall.change(f"gpu-{number:04}", START, FEC=None, PFC=None)
+    hall.change("gpu-0001", START, FEC="BASER")
+    assert sentences(hall, START + DAY + 1) == ["1 node of 1365 has FEC BASER, the others RS"]
+
+
+def test_fewer_than_four_nodes_have_nothing_usual() -> None:
+    hall = Hall(3)
+    hall.change("gpu-0000", START, MTU="1500")
+    assert hall.odd(START + 9 * DAY) == []
+
+
+def test_without_a_majority_nobody_is_odd() -> None:
+    hall = Hall(8)
+    for number in range(4):
+        hall.change(f"gpu-{number:04}", START, MTU="1500")
+    assert hall.odd(START + 9 * DAY) == []
+
+
+def test_models_are_apart() -> None:
+    hall = Hall(8)
+    for number in range(3):
+        hall.report(f"cpu-{number}", {NODE_MODEL: "other", "MTU": "1500"}, START - 9 * DAY)
+    assert hall.odd(START) == []
+
+
+def test_planned_work_is_silent() -> None:
+    hall = Hall(16)
+    hall.change("gpu-0003", START, MTU="1500")
+    hall.planned.add("gpu-0003")
+    assert hall.odd(START + 9 * DAY) == []
+    hall.planned.clear()
+    assert len(hall.odd(START + 9 * DAY)) == 1
+
+
+def test_an_expected_value_is_no_vote() -> None:
+    hall = Hall(2)
+    hall.change("gpu-0001", START, GPU_driver="570.1")
+    assert sentences(hall, START, {"GPU driver": "580.*"}) == [
+        "1 node of 2 has GPU driver 570.1, and the settings expect 580.*"
+    ]
+    many = Hall(64)
+    assert sentences(many, START, {"GPU driver": "590.*"}) == [
+        "64 nodes have GPU driver 580.95.05, and the settings expect 590.*"
+    ]
+    assert many.odd(START, {"GPU driver": "*"}) == []
+
+
+def test_an_expectation_of_any_value_ends_the_comparison() -> None:
+    hall = Hall(64)
+    hall.change("gpu-0001", START, MTU="1500")
+    assert hall.odd(START + 9 * DAY, {"MTU": "*"}) == []
+
+
+def test_a_lying_node_is_odd_itself_and_makes_no_other_one_so() -> None:
+    rng = random.Random(7)
+    hall = Hall(64)
+    hall.change("gpu-0011", START - 9 * DAY, MTU="1500")
+    true = [one.nodes for one in hall.odd(START)]
+    for step in range(200):
+        names = rng.sample(VALUE_NAMES, 5)
+        stamps = ("2026-11-29T00:00:00Z", "9999-12-31T23:59:59Z", "no time", "1900-01-01T00:00:00Z")
+        hall.reports["gpu-0000"] = ComparedValues(
+            values=(
+                f"{NODE_MODEL}={USUAL[NODE_MODEL]}",
+                *(f"{name}={rng.choice(('x', '1500', '9000'))}" for name in names),
+            ),
+            changes=tuple(ValueChange(name=name, was="1", since=rng.choice(stamps)) for name in names),
+            since=rng.choice(stamps),
+        )
+        others = [one for one in hall.odd(START + step * HOUR) if one.nodes != ("gpu-0000",)]
+        found = [tuple(node for node in one.nodes if node != "gpu-0000") for one in others]
+        assert found == true
+
+
+@pytest.mark.parametrize("since", ["2026-11-29T00:00:00Z", "9999-12-31T23:59:59Z"])
+def test_one_liar_who_always_just_changed_does_not_silence_others(since: str) -> None:
+    hall = Hall(64)
+    hall.change("gpu-0011", START, MTU="1500")
+    at = START + 3 * DAY
+    change = ValueChange(name="MTU", was="1500", since=since)
+    hall.reports["gpu-0000"] = ComparedValues(values=hall.reports["gpu-0000"].values, changes=(change,))
+    assert sentences(hall, at) == ["1 node of 64 has MTU 1500, the others 9000"]
+
+
+def test_a_restart_of_the_controller_or_an_agent_names_nobody() -> None:
+    """The dates stand in the reports: the judgement has no memory of its own."""
+    hall = Hall(32)
+    for number in range(12):
+        hall.change(f"gpu-{number:04}", START + number * HOUR, kernel="6.14.0")
+    anew = Hall(0)
+    anew.reports = hall.reports
+    assert anew.odd(START + 13 * HOUR) == []
+
+
+# --- halls that are in order --------------------------------------------------------------------------------
+
+
+def _roll_out(hall: Hall, rng: random.Random, at: float, name: str, value: str) -> float:
+    """Change all nodes in batches, at most 20 h apart, in one of the ways of the field. Return its end."""
+    nodes = [*hall.reports]
+    rng.shuffle(nodes)
+    size = max(1, int(len(nodes) * rng.choice((0.02, 0.1, 0.5, 1))))
+    if rng.random() < 0.5:  # a canary first
+        batches = [nodes[:1], *(nodes[i : i + size] for i in range(1, len(nodes), size))]
+    else:
+        batches = [nodes[i : i + size] for i in range(0, len(nodes), size)]
+    gap, anew = rng.uniform(0.1, 20) * HOUR, rng.random() < 0.2 and size * 10 >= len(nodes)
+    for batch in batches:
+        for node in batch:
+            hall.change(node, at, anew=anew, **{name: value})
+        assert hall.odd(at + 1) == [], f"{name} at {len(batch)} of {len(nodes)}"
+        at += gap
+        assert hall.odd(at - 1) == [], f"{name} before the next batch of {len(nodes)}"
+    return at
+
+
+def _repair(hall: Hall, rng: random.Random, at: float) -> float:
+    """A node gets another board, which somebody updates within a day, or under planned work."""
+    node, name = rng.choice([*hall.reports]), rng.choice(("NIC firmware", "GPU VBIOS", "MTU"))
+    before = by_name(hall.reports[node].values)[name]
+    planned = rng.random() < 0.3
+    if planned:
+        hall.planned.add(node)
+    hall.change(node, at, anew=rng.random() < 0.3, **{name: "older"})
+    at += rng.uniform(0.1, 72 if planned else 23) * HOUR
+    assert hall.odd(at) == []
+    hall.change(node, at, **{name: before})
+    hall.planned.discard(node)
+    assert hall.odd(at + 1) == []
+    return at
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_rollouts_and_repairs_of_500_halls_are_never_odd(block: int) -> None:
+    for seed in range(block * 25, block * 25 + 25):
+        rng = random.Random(seed)
+        hall = Hall(rng.choice((3, 4, 5, 8, 16, 31, 64, 128)))
+        at = START
+        for number in range(rng.randint(2, 6)):
+            if rng.random() < 0.5:
+                name = rng.choice([name for name in USUAL if name != NODE_MODEL])
+                at = _roll_out(hall, rng, at, name, f"new-{number}")
+            else:
+                at = _repair(hall, rng, at)
+            if rng.random() < 0.3:  # a link is down, or a kernel does not say it
+                hall.change(rng.choice([*hall.reports]), at, FEC=None)
+            if rng.random() < 0.3:
+                hall.report(f"new-{number}", by_name(next(iter(hall.reports.values())).values), at)
+            at += rng.uniform(0, 60) * HOUR
+            assert hall.odd(at) == [], f"seed {seed}"
+
+
+# --- the form -----------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.sampled_from(DEVICES), st.text(min_size=1, max_size=120), min_size=1))
+def test_any_values_make_one_short_line_that_equal_values_share(values: dict[str, str]) -> None:
+    text = summary(values)
+    assert text == summary(dict(values))
+    assert text.isascii()
+    assert text.isprintable()
+    assert max(map(len, VALUE_NAMES)) + 1 + len(text) <= COMPARED_MAX
+
+
+@given(st.dictionaries(st.sampled_from(DEVICES), st.sampled_from("abc"), min_size=4))
+def test_the_exceptions_of_a_summary_are_those_of_the_devices(values: dict[str, str]) -> None:
+    usual, others = exceptions(summary(values))
+    read = {device: value for devices, value in others.items() for device in devices.split(",")}
+    assert {device: read.get(device, usual) for device in values} == values
+
+
+@given(st.lists(st.text(max_size=200), max_size=60), st.lists(st.tuples(st.text(), st.text()), max_size=60))
+def test_what_a_stranger_writes_is_bounded(texts: list[str], changes: list[tuple[str, str]]) -> None:
+    report = ComparedValues(
+        values=tuple(texts),
+        changes=tuple(ValueChange(name=name, was="", since=since) for name, since in changes),
+    )
+    read = node_values(report, InternPool())
+    assert by_name(read.texts).keys() <= {NODE_MODEL, *VALUE_NAMES}
+    assert all(len(text) <= 4 * COMPARED_MAX for text in read.texts)
+    assert len(read.changes) <= 32
+
+
+def test_a_value_that_was_not_known_has_a_date_and_no_past() -> None:
+    first = reported_values({"MTU": "9000"}, None, START)
+    second = reported_values({"MTU": "9000", "FEC": "RS"}, first, START + DAY)
+    assert [(change.name, change.was) for change in second.changes] == [("FEC", "")]
+    assert second.since == first.since
+
+
+def test_agents_that_begin_to_report_a_value_spread_nothing() -> None:
+    """After an update of the agents all nodes have a value more: that is no rollout of it."""
+    hall = Hall(16, {name: value for name, value in USUAL.items() if name != "FEC"})
+    hall.change("gpu-0003", START - 3 * DAY, FEC="BASER")
+    for number in [0, 1, 2, *range(4, 16)]:
+        hall.change(f"gpu-{number:04}", START + 2 * DAY, FEC="RS")
+    assert sentences(hall, START + 2 * DAY + 1) == ["1 node of 16 has FEC BASER, the others RS"]
+
+
+def test_an_equal_report_is_the_one_before_and_old_changes_leave_with_the_next_one() -> None:
+    report = reported_values({"MTU": "1500"}, reported_values({"MTU": "9000"}, None, START), START + DAY)
+    assert [change.was for change in report.changes] == ["9000"]
+    assert reported_values({"MTU": "1500"}, report, START + 90 * DAY) is report
+    later = reported_values({"MTU": "1500", "FEC": "RS"}, report, START + 90 * DAY)
+    assert [change.name for change in later.changes] == ["FEC"]
+
+
+def test_the_day_after_is_a_day() -> None:
+    assert ROLLOUT_S == DAY
