@@ -34,7 +34,18 @@ class WaitingPod(Struct, frozen=True):
 
 
 AttachStep = Literal[
-    "plan", "holder", "sandbox", "namespace", "find", "move", "name", "set up", "address", "spec", "time-out"
+    "plan",
+    "holder",
+    "sandbox",
+    "namespace",
+    "find",
+    "probe",
+    "move",
+    "name",
+    "set up",
+    "address",
+    "spec",
+    "time-out",
 ]
 """Where an attempt failed: the VF has no address, another pod holds it too, two sandboxes have the pod's name, the
 namespace cannot be entered, a change of the netdev, the CDI spec cannot be written, the kernel did not answer."""

@@ -66,6 +66,15 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         setting("The most VFs of a PF, with IPv4 `addresses`. The same on all nodes: it divides the prefix."),
     ] = 8
 
+    probe: Annotated[
+        bool,
+        setting(
+            "Ask over the PF whether another NIC has the address of a VF, before a pod gets it: a fifth of a second. "
+            "Such a pod does not start, and its Event names the other NIC. Switch it off where routers answer for "
+            "addresses of the rail's own prefix (local proxy ARP)."
+        ),
+    ] = True
+
     @property
     def address_plan(self) -> AddressPlan | None:
         return None if self.addresses is None else AddressPlan(self.addresses, self.nodes, self.vfs)

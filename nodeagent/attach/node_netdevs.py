@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Collection
 from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from nodeagent.attach.host_names import HostNames
@@ -26,10 +28,13 @@ from nodeagent.attach.pod_netdevs import (
 )
 from nodeagent.attach.pod_plan import AttachPlan, PodLink, has_our_name
 from nodeagent.host.netlink.addresses import addresses_by_ifindex
-from nodeagent.host.netlink.message import NetlinkError
+from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.netdevs import Netdev
 
 log = logging.getLogger(__name__)
+
+_ANSWERS_S = 0.2
+"""A NIC of the same L2 network answers within milliseconds; the runtime waits for two seconds."""
 
 
 class Inside(NamedTuple):
@@ -63,7 +68,9 @@ class NodeNetdevs:
     def attach(self, network: str, links: Collection[PodLink]) -> dict[str, Inside]:
         """Give a pod these netdevs, and return those that it has then."""
         with open_namespace(self._host) as host, open_namespace(network) as there:
-            self._names.leave({link.device for link in links} - devices_in(there, self._device_of).keys())
+            new = {link.device for link in links} - devices_in(there, self._device_of).keys()
+            self._refuse_duplicates(host, [link for link in links if link.device in new])
+            self._names.leave(new)
             attach(host, there, links, self._names.known, self._device_of)
             return self._inside(there)
 
@@ -86,6 +93,31 @@ class NodeNetdevs:
                 if device in plan.vfs and self._is_foreign(plan, device, netdev.name):
                     restore_name(host, netdev, self._names.known.get(device))
             return found
+
+    def _refuse_duplicates(self, host: OpenNamespace, links: Collection[PodLink]) -> None:
+        """Ask over the PFs, which are up, whether another NIC has one of the addresses."""
+        found = devices_in(host, self._device_of)
+        asked: dict[tuple[int, IPv4Address | IPv6Address], PodLink] = {}
+        try:
+            for link in links:
+                pf = None if link.asks is None else found.get(link.asks)
+                if pf is not None and link.address is not None:
+                    with suppress(NetlinkRefusedError):  # a PF that is down cannot ask
+                        if host.netdevs.ask_for(pf.ifindex, link.address.ip):
+                            asked[pf.ifindex, link.address.ip] = link
+            if asked:
+                time.sleep(_ANSWERS_S)
+            answers = host.netdevs.answered() if asked else {}
+        finally:
+            for ifindex, address in asked:
+                host.netdevs.forget(ifindex, address)
+        for key, link in asked.items():
+            vf, mac = found.get(link.device), answers.get(key)
+            if mac is not None and (vf is None or mac != vf.mac):
+                raise AttachError(
+                    f"{link.device} as {link.name}: probe: {key[1]} is in use by the NIC {mac.hex(':')}",
+                    "probe",
+                )
 
     def _inside(self, place: OpenNamespace) -> dict[str, Inside]:
         addresses = addresses_by_ifindex(place.netdevs)

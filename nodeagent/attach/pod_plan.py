@@ -19,32 +19,37 @@ _TABLE_FIRST = 1000
 
 
 class PlannedVf(Struct, frozen=True):
-    """``address`` is that in a pod, with the length of its prefix. ``refusal`` says why there is none although the
-    settings ask for one. ``mtu`` is that of the PF; ``None``: as it is."""
+    """``pf`` is the PCI address of the PF. ``address`` is that in a pod, with the length of its prefix. ``refusal``
+    says why there is none although the settings ask for one. ``mtu`` is that of the PF; ``None``: as it is."""
 
     rail: int
     mtu: int | None = None
     address: str | None = None
     refusal: str = ""
+    pf: str = ""
 
 
 class AttachPlan(Struct, frozen=True):
     """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address. ``on``: new
-    pods get netdevs; otherwise only those that have some keep them until their end."""
+    pods get netdevs; otherwise only those that have some keep them until their end. ``probe``: ask whether another NIC
+    has the address."""
 
     interface: str
     vfs: Mapping[str, PlannedVf]
     on: bool = True
+    probe: bool = False
 
 
 class PodLink(Struct, frozen=True):
-    """The netdev of one VF in its pod. ``table`` is its routing table, and the priority of its rule."""
+    """The netdev of one VF in its pod. ``table`` is its routing table, and the priority of its rule. ``asks``: the PCI
+    address of the PF that asks whether another NIC has the address; ``None``: nobody does."""
 
     device: str
     name: str
     mtu: int | None
     address: VfAddress | None
     table: int
+    asks: str | None = None
 
 
 def pod_links(plan: AttachPlan, devices: Iterable[str]) -> tuple[PodLink, ...]:
@@ -68,6 +73,7 @@ def pod_links(plan: AttachPlan, devices: Iterable[str]) -> tuple[PodLink, ...]:
                 vf.mtu,
                 None if vf.address is None else ip_interface(vf.address),
                 _TABLE_FIRST + vf.rail * OF_A_RAIL_MAX + place,
+                vf.pf if plan.probe and vf.pf else None,
             )
         )
     return tuple(links)

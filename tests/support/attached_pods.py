@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
@@ -23,6 +25,7 @@ from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Holding
 from nodeagent.host.netlink.netdevs import Netdev
 from tests.support.namespaces import Netns
+from tests.support.waiting import until
 
 
 def vf(rail: int, index: int = 0) -> str:
@@ -30,8 +33,15 @@ def vf(rail: int, index: int = 0) -> str:
     return f"0000:{rail:02x}:00.{index + 2}"
 
 
+def pf(rail: int) -> str:
+    """The PCI address of a PF; ``AttachedNode.add_pf`` makes it, with the MAC address 02:aa:00:01:RAIL:00."""
+    return f"0000:{rail:02x}:00.0"
+
+
 def device_of(netdev: Netdev) -> str | None:
     mac = netdev.mac
+    if mac and mac[:4] == b"\x02\xaa\x00\x01":
+        return pf(mac[4])
     return vf(mac[4], mac[5]) if mac and mac[:4] == b"\x02\xaa\x00\x00" else None
 
 
@@ -65,6 +75,23 @@ class AttachedNode:
         """The CDI device that the last container of each VF names."""
         self.attachments = self.restarted()
         self.pods: dict[str, Netns] = {}
+
+    async def add_pf(self, rail: int) -> str:
+        """Make the PF of a rail, up and with its own address, and let pods' addresses be asked for over it. Its other
+        end is in ``far``; return its name there. The kernel sends nothing before both ends are in the state UP."""
+        name = f"far-pf{rail}"
+        self.host.ip(
+            f"link add ens{rail} address 02:aa:00:01:{rail:02x}:00 type veth peer name {name} netns {self.far.path}\n"
+            f"address add 10.{100 + rail}.0.7/16 dev ens{rail}\nlink set ens{rail} up\n"
+            f"address add fe80::{rail:x}:1/64 dev ens{rail} nodad"
+        )
+        self.far.ip(f"link set {name} up")
+        assert self.plan is not None
+        vfs = {device: replace(planned, pf=pf(planned.rail)) for device, planned in self.plan.vfs.items()}
+        self.plan = replace(self.plan, vfs=vfs, probe=True)
+        ends = ((self.host, f"ens{rail}"), (self.far, name))
+        await until(lambda: all(links(ns)[end]["operstate"] == "UP" for ns, end in ends))
+        return name
 
     def close(self) -> None:
         for ns in (*self.pods.values(), self.host, self.far):

@@ -21,7 +21,11 @@ from msgspec import structs, to_builtins
 from nodeagent import discovery
 from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
+from nodeagent.attach.address_plan import interface_name
+from nodeagent.attach.pod_plan import AttachPlan
+from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.plain_text import few
 from nodeagent.base.supervise import beside
 from nodeagent.config.file_errors import ConfigError, FileError
 from nodeagent.config.merged_tree import ConfigText
@@ -45,6 +49,7 @@ from nodeagent.dra.devices import MIG, NIC
 from nodeagent.facts.affinity import Affinity, affinity
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Gpu, Health, Link, Snapshot
+from nodeagent.host.netlink.message import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.device_list_size import status_remarks
@@ -76,13 +81,19 @@ async def show_machine(config: Config, options: argparse.Namespace) -> int:
     else:
         views = _once(config, root, options.wait, agent, fetch)
     named, code = options.json, GOOD
+    addresses = await in_thread(partial(_addresses_of_pfs, root)) if config.attach.interface else None
     with watching(in_place=options.watch is not None and not options.json) as show:
         async for view in views:
             if not named:
                 note(sentence)
             named = True
             place = None if agent is None else source
-            show(machine_json(view, place, root) if options.json else machine_table(view, screen()))
+            shown, plan = screen(), _pod_plan(config, view, addresses)
+            show(
+                machine_json(view, place, root, plan)
+                if options.json
+                else joined(machine_table(view, shown), pod_plan_table(plan, shown))
+            )
             code = USAGE if agent is None and unanswered(view.snapshot.stale_sources) else GOOD
     return code
 
@@ -193,9 +204,46 @@ async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncItera
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def machine_json(view: MachineView, agent: str | None = None, root: Path = Path("/")) -> str:
+def _addresses_of_pfs(root: Path) -> PfAddresses | None:
+    """The addresses of the PFs of this machine; ``None`` for one that is somewhere else. Blocks."""
+    if root != Path("/"):
+        return None
+    with suppress(NetlinkError):
+        return pf_addresses(None)
+    return None
+
+
+def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) -> AttachPlan | None:
+    """The names and addresses that VFs would have in pods; ``None``: their netdevs stay on the host."""
+    if config.attach.interface is None:
+        return None
+    rails = {device: int(name.removeprefix("nic")) for device, name in view.nics.items()}
+    return attach_plan(config.attach, view.snapshot, rails, addresses)
+
+
+def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:
+    """The planned VFs, and below them why some have no address."""
+    if plan is None:
+        return ""
+    rows = [
+        (device, vf.rail, interface_name(plan.interface, vf.rail, 0), vf.mtu, vf.address or None)
+        for device, vf in sorted(plan.vfs.items())
+    ]
+    reasons: dict[str, list[str]] = {}
+    for device, vf in sorted(plan.vfs.items()):
+        if vf.refusal:
+            reasons.setdefault(vf.refusal, []).append(device)
+    return joined(
+        screen_section("IN PODS", ("VF", "RAIL", "NETDEV", "MTU", "ADDRESS"), rows, on, optional=("MTU",)),
+        remarks("NO ADDRESS", [f"{', '.join(few(devices))}: {why}" for why, devices in reasons.items()], on),
+    )
+
+
+def machine_json(
+    view: MachineView, agent: str | None = None, root: Path = Path("/"), plan: AttachPlan | None = None
+) -> str:
     """One object on one line. ``agent``: the socket of the agent that has answered, if one has. Absent values are
-    null; ids are listed in full."""
+    null; ids are listed in full. ``plan``: for the netdevs of VFs in pods."""
     snapshot = view.snapshot
     return json_document(
         {
@@ -226,6 +274,7 @@ def machine_json(view: MachineView, agent: str | None = None, root: Path = Path(
             "silent": [to_builtins(source) for source in snapshot.stale_sources],
             "nics": dict(view.nics),
             "unreadable": list(snapshot.unreadable),
+            **({} if plan is None else {"in_pods": to_builtins(plan.vfs)}),
         },
         root,
         agent,

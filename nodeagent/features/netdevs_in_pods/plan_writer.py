@@ -8,70 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.plan_file import write_attach_plan
-from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses
 from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Function, Snapshot
-from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.message import NetlinkError
-from nodeagent.host.netlink.netdevs import Netdevs
-from nodeagent.kinds.vf import has_netdev
 
 log = logging.getLogger(__name__)
 
 ADDRESSES_S = 10.0
 _WRITE_S = 5.0
-
-PfAddresses = Mapping[str, tuple[VfAddress, ...]]
-"""The addresses of PFs, by the PCI address of the PF."""
-
-
-def attach_plan(
-    settings: AttachSettings, snapshot: Snapshot, rails: Mapping[str, int], addresses: PfAddresses
-) -> AttachPlan:
-    """The plan for each VF with a netdev whose PF has a rail. Pure. ``rails`` are those of the PFs."""
-    links = {link.pci_address: link for link in snapshot.links}
-    addressing = settings.address_plan
-    vfs = {}
-    for vf in snapshot.functions:
-        pf = vf.parent
-        if pf is None or pf not in rails or not has_netdev(vf):
-            continue
-        link = links.get(pf)
-        address, refusal = _address(addressing, vf, rails[pf], addresses.get(pf, ()))
-        vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal)
-    return AttachPlan(settings.interface or "", vfs)
-
-
-def _address(
-    plan: AddressPlan | None, vf: Function, rail: int, pf: Iterable[VfAddress]
-) -> tuple[str | None, str]:
-    if plan is None:
-        return None, ""
-    if vf.vf_index is None:
-        return None, "the kernel does not tell its index"
-    try:
-        return str(plan.address(rail, vf.vf_index, pf=pf, mac=vf.mac)), ""
-    except AddressPlanError as error:
-        return None, str(error)
-
-
-def pf_addresses(pfs: frozenset[str]) -> dict[str, tuple[VfAddress, ...]]:
-    """Read the addresses of PFs on the host. Blocks; raises ``NetlinkError``."""
-    with Netdevs() as netdevs, Addresses() as addresses:
-        by_ifindex = addresses.read()
-        return {
-            netdev.pci_address: by_ifindex.get(netdev.ifindex, ())
-            for netdev in netdevs.read()
-            if netdev.pci_address in pfs
-        }
 
 
 class PlanWriter:

@@ -11,8 +11,8 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
-from errno import EEXIST
-from ipaddress import IPv4Interface, IPv6Interface
+from errno import EEXIST, ENOENT
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address
 
 from nodeagent.base.bounded_calls import within
 from nodeagent.host.netlink.message import (
@@ -20,6 +20,7 @@ from nodeagent.host.netlink.message import (
     NetlinkError,
     NetlinkRefusedError,
     attribute,
+    attributes,
     error_of,
     messages,
     nest,
@@ -35,12 +36,19 @@ _ENTER_S = 5.0
 _F_ACK, _F_REPLACE, _F_EXCLUSIVE, _F_CREATE = 0x4, 0x100, 0x200, 0x400
 # include/uapi/linux/rtnetlink.h
 _NEWLINK, _GETLINK, _NEWADDR, _NEWROUTE, _NEWRULE = 16, 18, 20, 24, 32
+_NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
 _LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, ARPHRD, ifindex, flags, change
 _ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, ifindex
 _ROUTE = struct.Struct("=BBBBBBBBI")
 """struct rtmsg: family, lengths of destination and source, TOS, table, protocol, scope, type, flags. struct
 fib_rule_hdr has the same sizes, with the action in the place of the type."""
 _IFF_UP = 1
+# include/uapi/linux/neighbour.h
+_NEIGHBOR = struct.Struct("=BxxxiHBB")  # struct ndmsg: family, ifindex, state, flags, type
+_NDA_DST, _NDA_LLADDR = 1, 2
+_USE = 1  # NTF_USE
+_REACHABLE, _FIXED = 0x02, 0x40 | 0x80
+"""NUD_REACHABLE; NUD_NOARP and NUD_PERMANENT, which nobody asks for."""
 # include/uapi/linux/if_link.h
 _IFNAME, _MTU, _AF_SPEC, _NET_NS_FD, _EXT_MASK = 3, 4, 26, 28, 29
 _INET_CONF, _SKIP_STATISTICS = 1, 8
@@ -129,6 +137,34 @@ class NamespaceNetdevs(NetlinkSocket):
         )
         self._add(_NEWRULE, b"".join(rule))
 
+    def ask_for(self, ifindex: int, address: IPv4Address | IPv6Address) -> bool:
+        """Let the kernel ask on this netdev who has an address, by ARP or neighbor discovery, and return at once;
+        ``False`` if an administrator has entered the answer."""
+        if self._neighbors().get((ifindex, address), (0, b""))[0] & _FIXED:
+            return False
+        self.forget(ifindex, address)
+        body = _NEIGHBOR.pack(_version_family(address.version), ifindex, 0, _USE, 0)
+        self._change(_NEWNEIGH, _F_CREATE | _F_REPLACE, body + attribute(_NDA_DST, address.packed))
+        return True
+
+    def answered(self) -> dict[tuple[int, IPv4Address | IPv6Address], bytes]:
+        """The MAC address that has answered, by netdev and address that was asked for."""
+        return {key: mac for key, (state, mac) in self._neighbors().items() if state & _REACHABLE and mac}
+
+    def forget(self, ifindex: int, address: IPv4Address | IPv6Address) -> None:
+        """Remove the answer, or the question that nobody has answered."""
+        body = _NEIGHBOR.pack(_version_family(address.version), ifindex, 0, 0, 0)
+        try:
+            self._change(_DELNEIGH, 0, body + attribute(_NDA_DST, address.packed))
+        except NetlinkRefusedError as error:
+            if error.code != ENOENT:
+                raise
+
+    def _neighbors(self) -> dict[tuple[int, IPv4Address | IPv6Address], tuple[int, bytes]]:
+        """State and MAC address."""
+        dumped = self.dump(_GETNEIGH, _NEIGHBOR.pack(socket.AF_UNSPEC, 0, 0, 0, 0), _neighbor_of)
+        return dict(one for one in dumped if one is not None)
+
     def _add(self, kind: int, body: bytes) -> None:
         try:
             self._change(kind, _F_CREATE | _F_EXCLUSIVE, body)
@@ -154,9 +190,24 @@ def _link(ifindex: int, *, up: bool) -> bytes:
     return _LINK.pack(socket.AF_UNSPEC, 0, ifindex, _IFF_UP if up else 0, _IFF_UP)
 
 
+def _neighbor_of(
+    payload: bytes,
+) -> tuple[tuple[int, IPv4Address | IPv6Address], tuple[int, bytes]] | None:
+    family, ifindex, state, _, _ = _NEIGHBOR.unpack_from(payload)
+    attrs = attributes(payload, _NEIGHBOR.size)
+    raw = attrs.get(_NDA_DST)
+    if family not in (socket.AF_INET, socket.AF_INET6) or raw is None:
+        return None
+    return (ifindex, ip_address(raw)), (state, attrs.get(_NDA_LLADDR, b""))
+
+
 def _text(kind: int, text: str) -> bytes:
     return attribute(kind, text.encode("utf-8", "surrogateescape") + b"\0")
 
 
 def _family(address: IPv4Interface | IPv6Interface) -> int:
-    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+    return _version_family(address.version)
+
+
+def _version_family(version: int) -> int:
+    return socket.AF_INET if version == 4 else socket.AF_INET6

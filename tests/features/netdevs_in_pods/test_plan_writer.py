@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.plan_file import PLAN_FILE, read_attach_plan, switch_off
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.attach.vf_plan import attach_plan
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Link, Snapshot
-from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter, attach_plan
+from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter
 
 PF, VF = "0000:18:00.0", "0000:18:00.2"
 SETTINGS = AttachSettings(interface="rail{rail}", addresses="10.{100+rail}.0.0/16")
@@ -52,22 +53,27 @@ def test_a_vf_has_the_rail_and_the_mtu_of_its_pf_and_an_address_of_the_plan() ->
     assert plan == AttachPlan(
         "rail{rail}",
         {
-            VF: PlannedVf(3, 9000, "10.103.16.7/16"),
-            "0000:18:00.3": PlannedVf(3, 9000, "10.103.32.7/16"),
+            VF: PlannedVf(3, 9000, "10.103.16.7/16", pf=PF),
+            "0000:18:00.3": PlannedVf(3, 9000, "10.103.32.7/16", pf=PF),
         },
+        probe=True,
     )
 
 
 def test_a_vf_whose_pf_gives_no_number_is_planned_with_the_reason() -> None:
     plan = attach_plan(SETTINGS, node(vf()), RAILS, {})
     assert plan.vfs[VF] == PlannedVf(
-        3, 9000, None, "rail 3: its PF has no address in 10.103.0.0/16, which gives the node its number"
+        3,
+        9000,
+        None,
+        "rail 3: its PF has no address in 10.103.0.0/16, which gives the node its number",
+        PF,
     )
 
 
 def test_without_addresses_a_vf_has_a_name_alone() -> None:
     plan = attach_plan(AttachSettings(interface="rail{rail}"), node(vf()), RAILS, {})
-    assert plan.vfs[VF] == PlannedVf(3, 9000)
+    assert plan.vfs[VF] == PlannedVf(3, 9000, pf=PF)
 
 
 def test_vfs_that_have_no_netdev_of_ethernet_and_pfs_without_a_rail_are_left_out() -> None:
