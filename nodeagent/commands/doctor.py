@@ -45,11 +45,7 @@ def add(add: Add) -> None:
         metavar="FILE",
         help="check this cluster too: rights, CRDs, schedulers, the Node",
     )
-    parser.add_argument(
-        "--context",
-        metavar="NAME",
-        help="the context of the kubeconfig, as kubectl finds it (default: its current one)",
-    )
+    parser.add_argument("--context", metavar="NAME", help="that of the kubeconfig (default: its current one)")
     parser.add_argument(
         "--node",
         default=os.environ.get("NODE_NAME"),

@@ -233,11 +233,9 @@ class DemoCluster:
         if gpus := self.fabric.gpus(node):
             inventory.publish("gpus", gpus=gpus)
         if held := self.fabric.held(node):
-            holdings = (
-                Holding(*pod.split("/", 1), container="main", resource="nic", device_ids=vfs)
-                for pod, vfs in held.items()
-            )
-            inventory.publish("pods", holdings=tuple(holdings))
+            pods = ((pod.partition("/"), vfs) for pod, vfs in held.items())
+            holdings = tuple(Holding(space, name, "main", "nic", vfs) for (space, _, name), vfs in pods)
+            inventory.publish("pods", holdings=holdings)
 
     def run_job(self, name: str, nodes: Sequence[str], since: float) -> None:
         """Let a Job run since then (Unix time): a pod on each node, with a VF of each rail. The agents report them."""
