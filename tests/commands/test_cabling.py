@@ -602,7 +602,8 @@ def test_watch_prints_documents_and_lines_of_csv_too(tmp_path: Path) -> None:
 
             def document(lines: Lines = lines, form: str = form) -> list[tuple[str, str]]:
                 if form == "csv":
-                    return [tuple(next(csv.reader([lines.next()]))[i] for i in (3, 0))]  # type: ignore[misc]
+                    state, _, _, node, *_ = next(csv.reader([lines.next()]))
+                    return [(node, state)]
                 text = ""
                 while not text.endswith("\n]\n"):
                     text += lines.next()
