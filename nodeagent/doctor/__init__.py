@@ -200,7 +200,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
     }
     if not target.recorded:
         tasks["rights"] = ReadTask(lambda: capabilities.read_rights(target), usual)
-    if not target.recorded or where.kubeconfig is not None:
+    if not target.recorded or where.kubeconfig is not None or where.context is not None:
         tasks["cluster"] = ReadTask(lambda: cluster_checks.read_cluster_facts(where), 2 * usual)
     return tasks
 

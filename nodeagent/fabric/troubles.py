@@ -34,6 +34,7 @@ from nodeagent.fabric.odd_nodes import OddValue, odd_values
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, UnplacedNode
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import STATE_LETTERS, shown
+from nodeagent.fabric.switch_keys import plain
 from nodeagent.facts.remedies import remedy_for
 
 T = TypeVar("T")
@@ -69,8 +70,8 @@ _TREE_ALONE = frozenset(
 _AGENTS = "kubectl get pods -A -o wide -l app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
 _OWN_NAME = "give each switch a name of its own"
 _REMEDIES = {
-    AnomalyKind.MISCABLED: "move the cable as the message says",
-    AnomalyKind.FOREIGN_LEAF: "move the cable to the switch in the message",
+    AnomalyKind.MISCABLED: "move the cable to the port of the node's cabling plan: nodeagent health",
+    AnomalyKind.FOREIGN_LEAF: "move the cable to a switch of the node's own leaf group",
     AnomalyKind.RAIL_SWAP: "exchange the two cables",
     AnomalyKind.RAIL_SHIFT: "move each cable of the node by the number of rails in the message",
     AnomalyKind.MISSING_RAIL: "check link, cable and optics, and whether the switch port sends LLDP",
@@ -95,7 +96,7 @@ _REMEDIES = {
     AnomalyKind.HOST_SILENT: "check the node: is it up, and does its agent run?",
     AnomalyKind.OVERSIZED: "list these nodes in groups of their own in the topology file",
 }
-"""One for each kind; the table of docs/topology.md has the whole."""
+"""One for each kind; the table of docs/topology.md has the whole. A cable whose switch is known is moved to that."""
 
 
 HeldOn = Callable[[str], Mapping[str, tuple[str, ...]]]
@@ -368,7 +369,7 @@ def _of_link(fault: LinkFault, anomalies: Iterable[Anomaly]) -> FabricTrouble:
     anomalies = tuple(anomalies)
     to = f" to {fault.switch} {fault.port}".rstrip() if fault.switch else ""
     also = f" ({fault.netdev})" if fault.netdev not in ("", fault.link) else ""
-    texts = (*fault.details, *(f"{anomaly.kind}: {anomaly.message}" for anomaly in anomalies))
+    texts = (*fault.details, *(anomaly.message for anomaly in anomalies))
     return FabricTrouble(
         fault.state,
         f"{fault.node} {fault.link}{also}{to}",
@@ -385,13 +386,10 @@ def _of_anomaly(anomaly: Anomaly, since: float | None, held: HeldOn) -> FabricTr
     where = " ".join(filter(None, (anomaly.node, anomaly.link))) or anomaly.switch
     links = ((anomaly.node, anomaly.link),) if anomaly.link else ()
     kind = anomaly.kind.value
-    what, text = kind, anomaly.message
-    if anomaly.kind in _CABLES:
-        what, text = AnomalyKind.MISCABLED.value, f"{kind}: {text}"
+    what = AnomalyKind.MISCABLED.value if anomaly.kind in _CABLES else kind
+    remedy = f"move the cable to {shown(plain(anomaly.to))}" if anomaly.to else _REMEDIES[anomaly.kind]
     nodes, pods = _concerned(anomaly, held)
-    return FabricTrouble(
-        what, where, since, links, (kind,), (text,), pods, _REMEDIES[anomaly.kind], nodes=nodes
-    )
+    return FabricTrouble(what, where, since, links, (kind,), (anomaly.message,), pods, remedy, nodes=nodes)
 
 
 def _concerned(anomaly: Anomaly, held: HeldOn) -> tuple[tuple[str, ...], tuple[str, ...]]:

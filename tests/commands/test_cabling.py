@@ -576,6 +576,50 @@ def test_a_cell_of_csv_is_one_line_and_no_formula(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
+def test_watch_prints_documents_and_lines_of_csv_too(tmp_path: Path) -> None:
+    """First all that differ from the plan, then each link that has changed."""
+    for form in ("json", "csv"):
+        made = hall()
+        made.cables["su0-n01", 0] = "su1-leaf0"
+        source = write(tmp_path / "links.json", made.reports())
+        words = [
+            "cabling",
+            "--watch",
+            "1",
+            *(["-o", "json"] if form == "json" else ["--csv"]),
+            "--from",
+            str(source),
+        ]
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "nodeagent", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert watch.stdout is not None
+            lines = Lines(watch.stdout.fileno())
+
+            def document(lines: Lines = lines, form: str = form) -> list[tuple[str, str]]:
+                if form == "csv":
+                    state, _, _, node, *_ = next(csv.reader([lines.next()]))
+                    return [(node, state)]
+                text = ""
+                while not text.endswith("\n]\n"):
+                    text += lines.next()
+                return [(one["node"], one["state"]) for one in json.loads(text)]
+
+            if form == "csv":
+                assert lines.next().startswith("state,")
+            assert document() == [("su0-n01", "elsewhere")]
+            made.cables["su0-n01", 0] = "su0-leaf0"
+            write(tmp_path / "new.json", made.reports()).rename(source)
+            assert document() == [("su0-n01", "planned")]
+        finally:
+            watch.kill()
+            watch.communicate(timeout=LIMIT_S)
+
+
 def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
     made = hall()
     source = write(tmp_path / "links.json", made.reports())

@@ -189,12 +189,14 @@ async def test_an_unknown_name_gets_a_similar_one(
     assert main(["explain", "gpu-04", "--from", str(ROOT / SAMPLE)]) == 2
     assert "similar are gpu-004" in capsys.readouterr().err
     assert await asyncio.to_thread(main, ["health", "nic11", "--root", places["MACHINE"]]) == 2
-    assert "did you mean nic1?" in capsys.readouterr().err
+    assert "; similar are nic1" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, ["health", "gpu 1", "--root", places["MACHINE"]]) == 2
+    assert "; similar are GPU1; there are:" in capsys.readouterr().err
     assert main(["cordon", "nic9", "--reason", "x", *two_entries]) == 2
     assert "there are: nic0" in capsys.readouterr().err
     async with cluster(tmp_path) as (_, verb):
         assert await verb("su0-leaf00", "--until", "1h") == 2
-        assert "did you mean su0-leaf0?" in capsys.readouterr().err
+        assert "similar are su0-leaf0" in capsys.readouterr().err
 
 
 def test_the_manual_and_the_help_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,13 @@ async def test_a_missing_right_is_said_once(tmp_path: Path, capsys: pytest.Captu
         (["--until", "2h"], 2, "name a link (gpu-17/nic3), a node or a switch"),
         (["node-99", "--until", "2h"], 2, "node-99: no node, NODE/nic3 or switch is called so"),
         (["nic0", "--until", "2h"], 2, "nic0: no node, NODE/nic3 or switch is called so"),
-        (["node-00/nic7", "--until", "2h"], 2, "is called so; did you mean node-00/nic1?"),
+        (["node-00/nic7", "--until", "2h"], 2, "is called so; similar are node-00/nic"),
+        (
+            ["leaf1", "--until", "2h"],
+            2,
+            "leaf1: no node, NODE/nic3 or switch is called so; similar are su0-leaf1, su1-leaf1",
+        ),
+        (["node-1", "--until", "2h"], 2, "similar are "),
         (["node-00", "--end"], 2, "node-00: it is not under maintenance; `nodeagent maintain` lists what is"),
     ],
 )

@@ -35,10 +35,10 @@ def add_trouble(add: Add) -> None:
         "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is, and 2 if there is no report\n"
         "or the input cannot be read.",
     )
+    namespace_option(parser, "show what concerns pods of this namespace alone")
     source_options(parser)
-    form = parser.add_mutually_exclusive_group()
-    json_option(form)
-    watch_option(form)
+    json_option(parser)
+    watch_option(parser)
 
 
 def add_job(add: Add) -> None:
@@ -53,16 +53,10 @@ def add_job(add: Add) -> None:
         "name is that of no job or of several, or the input cannot be read.",
     )
     parser.add_argument("name", metavar="NAME|KIND/NAME")
-    parser.add_argument(
-        "-n",
-        "--namespace",
-        metavar="NAMESPACE",
-        help="read the pods of this namespace alone (default: of all)",
-    )
+    namespace_option(parser, "read the pods of this namespace alone")
     source_options(parser)
-    form = parser.add_mutually_exclusive_group()
-    json_option(form)
-    watch_option(form)
+    json_option(parser)
+    watch_option(parser)
 
 
 def add_plan(add: Add) -> None:
@@ -75,7 +69,7 @@ def add_plan(add: Add) -> None:
     )
     source_options(parser, current=True)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the whole plan, for programs")
+    json_option(form)
     form.add_argument("--yaml", action="store_true", help="print the HyperNodes, for kubectl apply")
     form.add_argument("--diff", action="store_true", help="print the changes of the published HyperNodes")
 
@@ -123,7 +117,9 @@ def add_topology(add: Add) -> None:
         "the same switches behind each other; ranks adds their numbers and leaf groups, separated by tabs.",
     )
     source_options(parser, current=True)
-    parser.add_argument(
+    form = parser.add_mutually_exclusive_group()
+    json_option(form)
+    form.add_argument(
         "--format",
         metavar="FORM",
         choices=("tree", "json", "html", *LISTS),
@@ -167,7 +163,7 @@ def add_cabling(add: Add) -> None:
     form = parser.add_mutually_exclusive_group()
     json_option(form)
     form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
-    watch_option(form, "print each link that changed")
+    watch_option(parser, "print each link that changed")
     parser.add_argument("--all", action="store_true", help="list links that are as planned too")
 
 
@@ -205,6 +201,11 @@ def add_maintain(add: Add) -> None:
         help="read Nodes and NodeLinks there (default: the cluster), and print the patches in place of writing them",
     )
     cluster_options(parser)
+
+
+def namespace_option(parser: argparse.ArgumentParser, what: str) -> None:
+    """``options.namespace`` is ``None`` without it."""
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", help=f"{what} (default: of all)")
 
 
 def source_options(parser: argparse.ArgumentParser, *, current: bool = False) -> None:
@@ -301,6 +302,8 @@ def _topology(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
+    if options.json:
+        options.format = "json"
     preview = read_preview(options, whole_reports=options.format == "html")
     if options.format in LISTS:
         return _node_list(preview, options)

@@ -287,21 +287,13 @@ def show_hall_report(options: argparse.Namespace) -> int:
     """Print the links that are not as planned, with ``--watch`` each that changes. Return the exit code."""
     origin, links = _check(options)
     if options.json:
-        print(
-            json.dumps(
-                [
-                    origin | camel({**link._asdict(), "state": str(link.state)})
-                    for link in _listed(options, links)
-                ],
-                indent=2,
-            )
-        )
+        print(_as_json(origin, _listed(options, links)))
     elif options.csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(CheckedLink._fields)
-        writer.writerows([map(_cell, link) for link in _listed(options, links)])
+        csv.writer(sys.stdout, lineterminator="\n").writerow(CheckedLink._fields)
+        _print_csv(_listed(options, links))
     else:
         _print_table(options, links)
+    sys.stdout.flush()
     while options.watch is not None:
         time.sleep(max(options.watch, _WATCH_MIN_S))
         links = _print_changes(options, links)
@@ -309,6 +301,15 @@ def show_hall_report(options: argparse.Namespace) -> int:
         print("nodeagent: no link was compared", file=sys.stderr)
         return USAGE
     return GOOD if all(link.state == "planned" for link in links) else FAILED
+
+
+def _as_json(origin: Mapping[str, Any], links: Iterable[CheckedLink]) -> str:
+    made = [{**origin, **camel({**link._asdict(), "state": str(link.state)})} for link in links]
+    return json.dumps(made, indent=2)
+
+
+def _print_csv(links: Iterable[CheckedLink]) -> None:
+    csv.writer(sys.stdout, lineterminator="\n").writerows([map(_cell, link) for link in links])
 
 
 def _cell(text: str) -> str:
@@ -320,17 +321,25 @@ def _cell(text: str) -> str:
 def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> list[CheckedLink]:
     """Check again, and print the links that differ. An input that cannot be read now is a line on stderr."""
     try:
-        _, changed = _check(options)
+        origin, checked = _check(options)
     except (ApiError, ConfigError, SourceError, UserFileError, OSError) as error:
         print(one_line(f"nodeagent: {error}"), file=sys.stderr, flush=True)
         return links
     before = {(link.node, link.link): link for link in links}
-    for link in changed:
-        if before.pop((link.node, link.link), None) != link:
-            print(_sentence(link), flush=True)
-    for node, name in before:
-        print(one_line(f"{node} {name}: no longer reported"), flush=True)
-    return changed
+    changed = [link for link in checked if before.pop((link.node, link.link), None) != link]
+    gone = [one_line(f"{node} {name}: no longer reported") for node, name in before]
+    if options.json and changed:
+        print(_as_json(origin, changed))
+    elif options.csv:
+        _print_csv(changed)
+    elif not options.json:
+        for line in (*map(_sentence, changed), *gone):
+            print(line)
+    if options.json or options.csv:
+        for line in gone:
+            print(f"nodeagent: {line}", file=sys.stderr)
+    sys.stdout.flush()
+    return checked
 
 
 def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[CheckedLink]]:

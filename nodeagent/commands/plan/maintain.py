@@ -21,10 +21,10 @@ from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan.given_objects import GivenObjects
 from nodeagent.commands.plan.objects import read_objects
 from nodeagent.commands.plan.preview import cluster_access, make_objects
-from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.json_document import node_name
 from nodeagent.console.moments import local, moment
 from nodeagent.console.options import FAILED, GOOD, USAGE
+from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import note, screen, screen_section, tell
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.maintenance import (
@@ -92,8 +92,10 @@ async def _run(options: argparse.Namespace, now: float, until: float) -> int:
                 "it is not under maintenance" if options.end else "no node, NODE/nic3 or switch is called so"
             )
             lister = "nodeagent maintain" if options.end else "nodeagent topology"
-            hint = did_you_mean(unknown[0], choice.known - {unknown[0].lower()})
-            note(f"{unknown[0]}: {fault}{hint or f'; `{lister}` lists what is'}")
+            similar = ", ".join(similar_names(unknown[0], choice.known - {unknown[0].lower()}))
+            note(
+                f"{unknown[0]}: {fault}; {f'similar are {similar}' if similar else f'`{lister}` lists what is'}"
+            )
             return USAGE
         return await _write_all(client, choice, spaces, now, end=options.end)
     finally:

@@ -148,6 +148,8 @@ def jobs_of_pods(options: argparse.Namespace, preview: Preview, named: Iterable[
     """The jobs of these pods (``namespace/pod``), as far as they can be read: of a file its Pods, of a cluster those of
     the ``NAMESPACES_MAX`` namespaces that most of them are in. A note says why jobs are not known."""
     pods, wanted = list(preview.pods), Counter(pod.partition("/")[0] for pod in named)
+    if options.namespace is not None:
+        wanted = Counter({options.namespace: 1}) if options.namespace in wanted else Counter()
     if options.source is None and wanted:
         access = cluster_access(options.kubeconfig, options.context)
         try:
