@@ -14,7 +14,7 @@ from nodeagent.console.options import FAILED, GOOD, USAGE, Add, common_options, 
 if TYPE_CHECKING:
     from nodeagent.commands.config_from.draft import Draft
 
-PROGRAMS = ("sriovdp", "sriov-operator", "nvidia")
+CONVERTED_PROGRAMS = ("sriovdp", "sriov-operator", "nvidia")
 """The programs whose configuration `config from` converts."""
 
 
@@ -59,7 +59,7 @@ def _add_from(parts: Any, formatter: Any) -> argparse.ArgumentParser:
         formatter_class=formatter,
     )
     other.add_argument(
-        "program", choices=PROGRAMS, metavar="|".join(PROGRAMS), help="whose configuration it is"
+        "program", choices=CONVERTED_PROGRAMS, metavar="|".join(CONVERTED_PROGRAMS), help="whose configuration it is"
     )
     other.add_argument("files", nargs="+", metavar="FILE", help="a file, or - for standard input")
     other.add_argument(
