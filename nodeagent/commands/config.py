@@ -59,7 +59,10 @@ def _add_from(parts: Any, formatter: Any) -> argparse.ArgumentParser:
         formatter_class=formatter,
     )
     other.add_argument(
-        "program", choices=CONVERTED_PROGRAMS, metavar="|".join(CONVERTED_PROGRAMS), help="whose configuration it is"
+        "program",
+        choices=CONVERTED_PROGRAMS,
+        metavar="|".join(CONVERTED_PROGRAMS),
+        help="whose configuration it is",
     )
     other.add_argument("files", nargs="+", metavar="FILE", help="a file, or - for standard input")
     other.add_argument(
