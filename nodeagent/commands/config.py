@@ -24,7 +24,7 @@ from nodeagent.console.options import (
 if TYPE_CHECKING:
     from nodeagent.commands.config_from.draft import Draft
 
-_PROGRAMS = ("sriovdp", "sriov-operator", "nvidia")
+CONVERTED_PROGRAMS = ("sriovdp", "sriov-operator", "nvidia")
 """The programs whose configuration `config from` converts."""
 
 
@@ -87,7 +87,10 @@ def _add_from(parts: Any, formatter: Any) -> argparse.ArgumentParser:
         formatter_class=formatter,
     )
     other.add_argument(
-        "program", choices=_PROGRAMS, metavar="|".join(_PROGRAMS), help="whose configuration it is"
+        "program",
+        choices=CONVERTED_PROGRAMS,
+        metavar="|".join(CONVERTED_PROGRAMS),
+        help="whose configuration it is",
     )
     other.add_argument("files", nargs="+", metavar="FILE", help="a file, or - for standard input")
     other.add_argument(
