@@ -45,7 +45,9 @@ EXIT_CODES = {
     **dict.fromkeys(
         ("health", "scan", "neighbors", "gpus", "history", "vfs show", "plan", "explain", "topology"), SHOWS
     ),
-    **dict.fromkeys(("claim", "completion", "config defaults", "config schema", "decode", "man"), SHOWS),
+    **dict.fromkeys(
+        ("claim", "tell", "completion", "config defaults", "config schema", "decode", "man"), SHOWS
+    ),
     **dict.fromkeys(("maintain", "cordon", "uncordon", "remembered", "vfs apply", "capture"), WRITES),
     **dict.fromkeys(("run", "controller", "mps", "attach", "demo"), RUNS),
 }

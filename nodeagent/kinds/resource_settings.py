@@ -186,10 +186,11 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
     tell: Annotated[
         tuple[Program, ...],
         listed(
-            "With mode dra: the programs that learn from variables of the container which NICs it has. vllm: the NIC "
-            "of each GPU (VLLM_GPU_NIC_PCIE_MAPPING, VLLM_NIC_SELECTION_VARS); ucx: UCX_NET_DEVICES; nvshmem: "
-            "NVSHMEM_HCA_LIST; nccl: NCCL_IB_HCA, with rails and planes (docs/rails.md). Leave the variables out of "
-            "the image and the pod."
+            "Programs that learn from variables which NIC belongs to which GPU. vllm: VLLM_GPU_NIC_PCIE_MAPPING and "
+            "VLLM_NIC_SELECTION_VARS; ucx: UCX_NET_DEVICES; nvshmem: NVSHMEM_HCA_LIST; nccl: NCCL_IB_HCA, with rails "
+            "and planes. With mode dra the containers of a claim have the variables; leave them out of the image and "
+            "the pod. With device plugins a shell of the container reads them: . /var/run/nodeagent.io/tell.sh "
+            "(docs/rails.md)."
         ),
     ] = ()
     nccl_ib_hca: Annotated[

@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, str]] = {
         "blind": "",
     },
     "claim": {"good": "--gpu-mem 40Gi"},
+    "tell": {"good": "vllm", "unknown": "vlm"},
     "completion": {"good": "bash"},
     "config defaults": {"good": ""},
     "config schema": {"good": ""},

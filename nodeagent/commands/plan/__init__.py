@@ -46,7 +46,8 @@ def add_job(add: Add) -> None:
         "job",
         _job,
         "the fabric of a job: its nodes, leaf groups and links, what is wrong with them, and who shares them",
-        "A Job, JobSet, TrainJob, MPIJob, PyTorchJob, RayCluster, job of Volcano, or gang of Volcano or Kueue. Its\n"
+        "A Job, JobSet, TrainJob, MPIJob, PyTorchJob, RayCluster, job of Volcano, gang of Volcano or Kueue, trial of\n"
+        "Katib, run of Kubeflow Pipelines, group of a LeaderWorkerSet or of Grove, StatefulSet or Deployment. Its\n"
         "links are those of the VFs that its pods hold, where nodes report them (cluster.reportHolders), else all\n"
         "fabric links of its nodes. The result is 0 if nothing is wrong with them, 1 if something is, and 2 if the\n"
         "name is that of no job or of several, or the input cannot be read.",
