@@ -1,4 +1,4 @@
-# `make demo`, `make test`, `make bench`, `make soak`: each first installs its requirements in .venv.
+# `make test`, `make bench`, `make soak`: each first installs its requirements in .venv. `make demo` needs fewer.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-an
 # Without byte code each worker takes three times as long to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all quick check architecture test search test-vm test-cluster demo bench site soak golden monitoring protos lock release clean
+.PHONY: all quick check architecture test search test-vm test-cluster demo bench site soak golden features monitoring protos lock release clean
 all: test
 
 $(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
@@ -42,8 +42,14 @@ check: $(VENV)/.ready  ## format, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-demo: $(VENV)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real agent
-	$(BIN)/nodeagent demo $(ARGS)
+DEMO := $(if $(wildcard $(VENV)/.ready),$(VENV),.cache/demo-venv)
+
+demo: $(DEMO)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real agent
+	$(DEMO)/bin/nodeagent demo $(ARGS)
+
+.cache/demo-venv/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements-demo.txt hack/venv.py
+	$(PYTHON) hack/venv.py .cache/demo-venv hack/requirements-demo.txt
+	@touch $@
 
 bench: $(VENV)/.ready  ## what agent and controller cost: the table of the agent and bench.json, the fabric
 	$(BIN)/python hack/bench.py $(ARGS)
@@ -65,6 +71,9 @@ soak: $(VENV)/.ready  ## churn a simulated node for five minutes: do the daemons
 golden: $(VENV)/.ready  ## rewrite the golden files of a ROOM (tests/health, nodeagent/health, a page), or all, for review
 	$(BIN)/python hack/golden.py $(ROOM)
 
+features: $(VENV)/.ready  ## which features combine: the matrix of the pairs of daemonset/components
+	$(BIN)/python hack/features.py
+
 monitoring: $(VENV)/.ready  ## generate the PrometheusRule and the dashboards
 	$(BIN)/python hack/monitoring.py
 
@@ -76,6 +85,8 @@ lock: $(VENV)/.ready  ## update the pinned requirements for development and for 
 	$(BIN)/uv $(COMPILE) --upgrade --extra dev pyproject.toml --output-file hack/requirements.txt
 	$(BIN)/uv $(COMPILE) --extra gpu --extra snmp --constraints hack/requirements.txt pyproject.toml \
 		--output-file hack/requirements-run.txt
+	echo hatchling | $(BIN)/uv $(COMPILE) --extra gpu --extra snmp --constraints hack/requirements.txt pyproject.toml - \
+		--output-file hack/requirements-demo.txt
 	echo mkdocs-material | $(BIN)/uv $(COMPILE) --upgrade - --output-file hack/requirements-site.txt
 	echo cyclonedx-bom | $(BIN)/uv $(COMPILE) --upgrade --constraints hack/requirements.txt - \
 		--output-file hack/requirements-release.txt

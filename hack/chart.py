@@ -125,24 +125,57 @@ USES = {
     "jobs": ("$cluster.reportHolders", "cluster.reportHolders: true"),
     "rails": ("($settings.rails | default dict).probe", "rails.probe: true"),
     "dra": ('has "mode: dra" $said', "mode: dra of a resource"),
+    "mig": ('has "kind: mig" $said', "a resource of kind mig"),
     "migClaims": (
-        'and $.Values.dra.enabled (has "kind: mig, mode: dra" $said)',
+        'and $.root.Values.dra.enabled (has "kind: mig, mode: dra" $said)',
         "dra.enabled, and kind: mig with mode: dra",
     ),
+    "gpuProcesses": (
+        "(($settings.gpu | default dict).health | default dict).processes",
+        "gpu.health.processes",
+    ),
+    "infiniband": (
+        'eq (($settings.infiniband | default dict).query | toString) "auto"',
+        "infiniband.query: auto",
+    ),
+    "nvSentinel": ("($settings.nvSentinel | default dict).socket", "nvSentinel.socket"),
     "mps": ('has "enforcement: mps" $said', "enforcement: mps of a gpu-mem resource"),
     "attach": ("($settings.attach | default dict).interface", "attach.interface"),
     "volcanoDeviceshare": ('has "volcano: true" $said', "volcano: true of a gpu-mem resource"),
 }
-"""Values of the chart that only a configuration of the agents uses: how a template finds it, and what it must have. A
-right would be granted for nothing, or readers of the reports see names of pods, which is a choice of its own."""
+"""Values of the chart that only a configuration of the agents uses: how a template finds it, and what it must have."""
 
-_USED = """\
-{{- $used := false }}
-{{- range $pool := (.Values.pools | default (dict "" (dict "config" .Values.config))) }}
-{{- $settings := $pool.config }}
-{{- if not (kindIs "map" $settings) }}
-{{- $settings = fromYaml ($settings | default ($.Files.Get "files/nodeagent.yaml")) }}
+COMPONENT = {"mps": "gpu-mps", "gpuProcesses": "gpu-processes", "nvSentinel": "nvsentinel", "dra": "dra"} | {
+    value: re.sub("[A-Z]", lambda upper: f"-{upper[0].lower()}", value)
+    for value in (
+        "nodeConditions",
+        "evictions",
+        "jobs",
+        "rails",
+        "infiniband",
+        "mig",
+        "migClaims",
+        "attach",
+        "volcanoDeviceshare",
+    )
+}
+"""The component whose settings each of these values brings."""
+
+_FEATURES = """\
+{{- /* Set in the map .into what .more has and .into lacks. Helm's merge replaces false. */}}
+{{- define "nodeagent.add" }}
+{{- range $key, $one := .more }}
+{{- if not (hasKey $.into $key) }}
+{{- $_ := set $.into $key $one }}
+{{- else if and (kindIs "map" $one) (kindIs "map" (get $.into $key)) }}
+{{- include "nodeagent.add" (dict "into" (get $.into $key) "more" $one) }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Whether the settings of one pool use a value of the chart: "true", or nothing. */}}
+{{- define "nodeagent.uses" }}
+{{- $settings := .settings }}
 {{- $cluster := $settings.cluster | default dict }}
 {{- $said := list }}
 {{- range $entry := $settings.resources }}
@@ -150,10 +183,49 @@ _USED = """\
 {{- $said = append $said (printf "%s: %v" $key (get $entry $key)) }}
 {{- end }}
 {{- $said = append $said (printf "kind: %v, mode: %v" $entry.kind $entry.mode) }}
+{{- $said = append $said (printf "kind: %v" $entry.kind) }}
 {{- end }}
-{{- if @test@ }}{{ $used = true }}{{ end }}
+{{- range $key, $word := ($settings.offer | default dict) }}
+{{- if ne $key "mig" }}{{ $said = append $said (printf "%s: %v" $key $word) }}
+{{- else }}{{ $said = append (append $said "kind: mig") (printf "kind: mig, mode: %v" $word) }}{{ end }}
 {{- end }}
-{{- if not $used }}
+{{- @tests@ }}
+{{- end }}
+
+{{- /* The same for all pools, each with more settings where it lacks them. */}}
+{{- define "nodeagent.used" }}
+{{- range $pool := (.root.Values.pools | default (dict "" (dict "config" .root.Values.config))) }}
+{{- $settings := $pool.config }}
+{{- if not (kindIs "map" $settings) }}
+{{- $settings = fromYaml ($settings | default @default@) }}
+{{- end }}
+{{- $settings = deepCopy $settings }}
+{{- $_ := include "nodeagent.add" (dict "into" $settings "more" (deepCopy $.more)) }}
+{{- include "nodeagent.uses" (dict "settings" $settings "value" $.value "root" $.root) }}
+{{- end }}
+{{- end }}
+
+{{- /* The settings of the values that are on and that no configuration uses, as JSON. */}}
+{{- define "nodeagent.brought" }}
+{{- $all := dict }}
+{{- range $value, $more := fromJson `@brings@` }}
+{{- $used := include "nodeagent.used" (dict "root" $ "value" $value "more" dict) | trim }}
+{{- $instead := and (eq $value "mig") $.Values.migClaims.enabled }}
+{{- if and (index $.Values $value).enabled (not $used) (not $instead) }}
+{{- $_ := include "nodeagent.add" (dict "into" $all "more" (deepCopy $more)) }}
+{{- end }}
+{{- end }}
+{{- if and $all.cluster (not .Values.nodeConditions.enabled) }}
+{{- with $all.cluster.evict }}{{ $_ := unset . "taint" }}{{ end }}
+{{- end }}
+{{- toJson $all }}
+{{- end }}
+"""
+
+_USED = """\
+{{- $given := include "nodeagent.used" (dict "root" $ "value" "@value@" "more" dict) | trim }}
+{{- $brought := include "nodeagent.used" (dict "root" $ "value" "@value@" "more" (fromJson `@more@`)) | trim }}
+{{- if not (or $given $brought) }}
 {{- fail "@value@.enabled needs @settings@ in config or in the config of a pool" }}
 {{- end }}
 """
@@ -201,6 +273,19 @@ _PREFIXES = """\
 {{- $allowed := list }}
 {{- range $prefix := uniq $prefixes }}
 {{- if or (eq $prefix "@own@") (not (hasPrefix "@own@" $prefix)) }}{{ $allowed = append $allowed $prefix }}{{ end }}
+{{- end }}
+"""
+
+_BRINGS = """\
+{{- if .Values.rails.enabled }}
+{{- $_ := include "nodeagent.add" (dict "into" $asked "more" (fromJson `@rails@`)) }}
+{{- end }}
+{{- $marked := $asked.nodes | default dict }}
+{{- if and .Values.marks.enabled (not (or $marked.minLinksCondition $marked.minLinksTaint)) }}
+{{- $_ := include "nodeagent.add" (dict "into" $asked "more" (fromJson `@marks@`)) }}
+{{- end }}
+{{- if and .Values.kueue.enabled (not .Values.controller.fabric) }}
+{{- $_ := include "nodeagent.add" (dict "into" $asked "more" (fromJson `@kueue@`)) }}
 {{- end }}
 """
 
@@ -337,6 +422,8 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         )
     files["README.md"] = readme(CHART)
     files["files/nodeagent.yaml"] = (DAEMONSET / "base" / "node" / "nodeagent.yaml").read_text()
+    files["files/observe.yaml"] = (DAEMONSET / "overlays" / "observe" / "nodeagent.yaml").read_text()
+    files["templates/_features.tpl"] = HEADER + features()
     files["files/fabric.yaml"] = (DAEMONSET / "controller" / "fabric.yaml").read_text()
     return files
 
@@ -356,9 +443,46 @@ def needs_controller(value: str) -> str:
 
 
 def used(value: str) -> str:
-    """Refuse a part of the chart that no configuration of the agents uses."""
-    test, settings = USES[value]
-    return _USED.replace("@test@", test).replace("@value@", value).replace("@settings@", settings)
+    """Refuse a part of the chart that no configuration of the agents uses, also with what the part brings."""
+    _, settings = USES[value]
+    return (
+        _USED.replace("@value@", value)
+        .replace("@settings@", settings)
+        .replace("@more@", json.dumps(brings()[value]))
+    )
+
+
+def brings() -> dict[str, Object]:
+    """The settings of the agents that each value brings: those of its component. Addresses are a plan of the user's."""
+    found = {}
+    for value, component in COMPONENT.items():
+        text = (DAEMONSET / "components" / component / "nodeagent.yaml").read_text()
+        found[value] = {
+            key: one for key, one in yaml.safe_load(text).items() if key not in ("apiVersion", "kind")
+        }
+    found["attach"] = {"attach": {"interface": found["attach"]["attach"]["interface"]}}
+    return found
+
+
+def features() -> str:
+    """The named templates that find what the agents use, and what the values bring."""
+    tests = "".join(
+        f'{"else " if i else ""}if eq .value "{value}" }}}}{{{{ if {test} }}}}true{{{{ end }}}}{{{{- '
+        for i, (value, (test, _)) in enumerate(USES.items())
+    )
+    return (
+        _FEATURES.replace("@tests@", f"{tests}end")
+        .replace("@default@", default_file("nodeagent.yaml", "$.root"))
+        .replace("@brings@", json.dumps(brings()))
+    )
+
+
+def default_file(name: str, root: str = "$") -> str:
+    """The file of a configuration that is empty in the values, as an expression."""
+    if name != "nodeagent.yaml":
+        return f'({root}.Files.Get "files/{name}")'
+    one = f'({root}.Values.observe.enabled | ternary "files/observe.yaml" "files/{name}")'
+    return f"({root}.Files.Get {one})"
 
 
 def asked_of_the_controller() -> str:
@@ -375,6 +499,7 @@ def asked_of_the_controller() -> str:
     )
     return (
         "{{- $asked := deepCopy $fabric }}\n"
+        + brought_to_the_controller()
         + _PREFIXES.replace("@own@", OWN_LABELS).replace("@presets@", presets)
         + "".join(of_others)
         + _SWITCHED_ON.replace("@part@", "jobs").replace("@settings@", "$asked").replace("@path@", "jobs")
@@ -384,6 +509,16 @@ def asked_of_the_controller() -> str:
         .replace("@path@", "nodes.startupTaint")
         + _LAST.replace("@tier@", TIER_LABEL)
     )
+
+
+def brought_to_the_controller() -> str:
+    """Set in ``$asked`` what the enabled parts bring: the settings of their components, where none is given."""
+    text = _BRINGS
+    for component in ("rails", "marks", "kueue"):
+        written = yaml.safe_load((DAEMONSET / "components" / component / "fabric.yaml").read_text())
+        more = {key: one for key, one in written.items() if key not in ("apiVersion", "kind")}
+        text = text.replace(f"@{component}@", json.dumps(more))
+    return text
 
 
 def extend(pod: Object, template: Object, part: str) -> None:
@@ -570,7 +705,7 @@ def beside(manifest: Object, part: str) -> Object:
 
 def controller(manifest: Object) -> Object:
     manifest = copy.deepcopy(manifest)
-    if manifest["kind"] == "ConfigMap":
+    if manifest["kind"] == "ConfigMap" and "data" in manifest:
         manifest["data"]["fabric.yaml"] = "@config@$written@"
     if manifest["kind"] == "Deployment":
         manifest["spec"]["replicas"] = "@value@$.Values.controller.replicas@"
@@ -655,7 +790,7 @@ def _config(lead: str, key: str, value: str) -> str:
     return (
         f"{lead}{key}: |\n"
         f'{{{{- if kindIs "map" {value} }}}}\n{{{{ toYaml {value} | indent {len(lead) + 2} }}}}\n'
-        f'{{{{- else }}}}\n{{{{ {value} | default ($.Files.Get "files/{key}") | indent {len(lead) + 2} }}}}\n'
+        f"{{{{- else }}}}\n{{{{ {value} | default {default_file(key)} | indent {len(lead) + 2} }}}}\n"
         f"{{{{- end }}}}"
     )
 
@@ -743,6 +878,10 @@ def each_pool(text: str) -> str:
         "{{- $affinity := empty $name | ternary $.Values.agent.affinity nil }}\n"
         + checked("$settings", "$pool.config", "nodeagent.yaml", "NodeAgentConfig", "of the agents")
         + '{{- $written := kindIs "map" $pool.config | ternary $settings $pool.config }}\n'
+        + '{{- with fromJson (include "nodeagent.brought" $) }}\n'
+        + '{{- $settings = deepCopy $settings }}{{ $_ := include "nodeagent.add" (dict "into" $settings "more" .) }}\n'
+        + "{{- $written = $settings }}\n"
+        + "{{- end }}\n"
         + _DRIVER_ROOT
         + f"{{{{- $startSettings := merge (dict {parts}) (omit $settings {live}) }}}}\n"
         "{{- $startSettings = $startSettings | toJson | sha256sum | trunc 16 | quote }}\n"
@@ -762,7 +901,7 @@ def checked(variable: str, value: str, file: str, kind: str, whose: str) -> str:
         f'{{{{- if kindIs "map" {variable} }}}}\n'
         f"{{{{- {variable} = merge (deepCopy {variable}) (dict {head}) }}}}\n"
         "{{- else }}\n"
-        f'{{{{- {variable} = fromYaml ({variable} | default ($.Files.Get "files/{file}")) }}}}\n'
+        f"{{{{- {variable} = fromYaml ({variable} | default {default_file(file)}) }}}}\n"
         f"{{{{- with {variable}.Error }}}}"
         f'{{{{ fail (printf "the configuration {whose} is no YAML: %s" .) }}}}{{{{ end }}}}\n'
         "{{- end }}\n"

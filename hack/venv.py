@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 
 MINIMUM = (3, 11)
+MANY = 40
+"""Packages that take a minute to install."""
 
 
 def main(directory: Path, requirements: Path) -> None:
@@ -25,8 +27,8 @@ def main(directory: Path, requirements: Path) -> None:
         install_ensurepip()
     count = sum("==" in line for line in requirements.read_text().splitlines())
     print(
-        f"Installing {count} Python packages of {requirements} in {directory}, for this project alone. It takes one to "
-        "two minutes, once ...",
+        f"Installing {count} Python packages of {requirements} in {directory}, for this project alone. It takes "
+        f"{'one to two minutes' if count > MANY else 'half a minute'}, once ...",
         file=sys.stderr,
     )
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)

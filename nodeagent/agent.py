@@ -56,6 +56,7 @@ from nodeagent.health.state_file import StateFile
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.rail_numbers import nic_names
+from nodeagent.kinds.tell_script import SCRIPT_NAME
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet import counted_devices
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -209,6 +210,7 @@ class Agent:
             DeviceInfoFiles(tree.path(DEVICE_INFO)),
             CdiSpecFiles(cdi_folder),
             AttachStamps(self.stored.folder),
+            tell_script=self.stored.folder / SCRIPT_NAME,
         )
         stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -42,6 +42,7 @@ from nodeagent.kinds.resource_settings import (
     ExpectSettings,
     GpuMemResource,
     MigResource,
+    OfferSettings,
     ResourceSettings,
     VfResource,
     VfsEntry,
@@ -97,6 +98,9 @@ class Config(Settings, frozen=True, kw_only=True):
             example=EXAMPLE_GPU,
         ),
     ] = (VfResource(), GpuMemResource(), MigResource())
+    offer: Annotated[
+        OfferSettings, setting("Settings of all entries of resources that do not say it themselves.")
+    ] = OfferSettings()
     expect: Annotated[
         ExpectSettings, setting("What this node must offer for its agent to be ready (/readyz).")
     ] = ExpectSettings()
@@ -201,7 +205,17 @@ def check(text: str | ConfigText, *, name: str, gpu_memories_mib: Sequence[int] 
 
 
 def _read(text: str | ConfigText, name: str) -> tuple[Config, YamlNode]:
-    return read_settings(text, Config, name=name, conflicts=_conflicts)
+    return read_settings(text, Config, name=name, complete=_complete, conflicts=_conflicts)
+
+
+def _complete(built: dict[str, Any]) -> None:
+    """Add ``offer`` to the entries of ``resources``, or to those that stand there by default."""
+    offer = section(built, ("offer",), OfferSettings)
+    if offer == OfferSettings():
+        return
+    if "resources" not in built:
+        built["resources"] = [{"kind": entry.__struct_config__.tag} for entry in Config().resources]
+    offer.complete(built["resources"])
 
 
 def _conflicts(built: Built) -> Iterator[Conflict]:

@@ -137,6 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] in SEPARATE and words[0] not in joined_verbs():
         print(f"nodeagent: {how_to_install(words[0])}", file=sys.stderr)
         return USAGE
+    if os.environ.get("NODEAGENT_GUEST"):
+        from nodeagent.console.guest_memory import leave_limit, stay_within
+
+        stay_within()
     options = _parser(words[0]).parse_args(words)
     if options.log_level:  # some verbs set no level of their own
         from nodeagent.console.log_lines import log_to_stderr
@@ -166,6 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = GOOD if watches or codes_of(options) is SHOWS else code_without_result(options)
         return code
     except Exception as error:  # noqa: BLE001 - the outermost handler
+        if isinstance(error, MemoryError) and os.environ.get("NODEAGENT_GUEST"):
+            leave_limit()
         return _explain(error, options)
 
 
@@ -203,6 +209,11 @@ def _explain(error: Exception, options: argparse.Namespace) -> int:
     if isinstance(error, UserFileError):
         note(str(error))
         return USAGE
+    if isinstance(error, MemoryError) and os.environ.get("NODEAGENT_GUEST"):
+        from nodeagent.console.guest_memory import OUT_OF_MEMORY
+
+        note(OUT_OF_MEMORY)
+        return code_without_result(options)
     ours = type(error).__module__.startswith(("nodeagent.", "nodeagent_lab."))
     known = ours or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):

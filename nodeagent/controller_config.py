@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from msgspec import structs
+
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
 from nodeagent.config.config_files import folder_of
@@ -75,6 +77,13 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
             restart=True,
         ),
     ] = MapSettings()
+    watch_agents: Annotated[
+        bool,
+        setting(
+            "Show a node that has a report and no running agent for five minutes as away. It needs the right to list "
+            "and watch pods in its own namespace, which the base has."
+        ),
+    ] = True
     jobs: Annotated[
         bool,
         setting(
@@ -110,13 +119,26 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
 
 def load_fabric(text: str | ConfigText, *, name: str) -> FabricConfig:
     """The configuration in a file's text, or in those of several files. Raises ``ConfigError`` with all errors."""
-    return read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
+    config = read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
+    enabled: dict[Output, bool] = {
+        "slurm": config.slurm.enabled,
+        "nodefeaturegroups": config.node_feature_groups.enabled,
+    }
+    more = tuple(output for output, on in enabled.items() if on and output not in config.outputs)
+    return structs.replace(config, outputs=config.outputs + more) if more else config
 
 
 def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
     for i, entry in enumerate(config.fabrics):
         if entry == FabricSelect(fabric=entry.fabric):
             yield Conflict((("fabrics", i),), 'matches every link; if this is meant, write nodes: ["*"]')
+    first: dict[str, int] = {}
+    for i, expected in enumerate(config.expected_values):
+        if (before := first.setdefault(expected.value, i)) != i:
+            yield Conflict(
+                (("expectedValues", i), ("expectedValues", before)),
+                f"the value {expected.value} has two patterns; write one entry for it",
+            )
     for key, on in (
         ("overlapCondition", config.overlap_condition),
         ("troubleAnnotation", config.trouble_annotation),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nodeagent.controller_config import FabricConfig
-from nodeagent.features import cluster_jobs, min_links_marks, startup_taint
+from nodeagent.features import cluster_jobs, min_links_marks, silent_agents, startup_taint
 from nodeagent.features.other_programs import keeping
 from nodeagent.features.rail_probing import rail_keeping
 from nodeagent.features.switches import switch_asking
@@ -48,6 +48,10 @@ CONTROLLER = (
     ControllerRow(
         "startup taints",
         lambda core, config: startup_taint.start_taints(core, wanted=config.nodes.startup_taint),
+    ),
+    ControllerRow(
+        "silent agents",
+        lambda core, config: silent_agents.start_agent_watch(core, wanted=config.watch_agents),
     ),
     ControllerRow(
         "other programs",

@@ -653,7 +653,7 @@ CONTROLLER: dict[str, Note] = {
     ),
     "node_away_start_timestamp_seconds": Note(
         "nodeagent trouble has what its kubelet says. The leader exports it, 20,000 series at most; absent once the "
-        "node is Ready.", origin="the condition Ready of the Node"
+        "node is Ready and its agent runs.", origin="the condition Ready of the Node, the agent's pod"
     ),
     "odd_nodes": Note(
         "nodeagent trouble names the nodes, nodeagent diff NODE their values. The leader exports it, a series for each "

@@ -45,6 +45,7 @@ def add(add: Add) -> None:
         metavar="FILE",
         help="check this cluster too: rights, CRDs, schedulers, the Node",
     )
+    parser.add_argument("--context", metavar="NAME", help="that of the kubeconfig (default: its current one)")
     parser.add_argument(
         "--node",
         default=os.environ.get("NODE_NAME"),
@@ -77,7 +78,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     log_to_stderr(options.log_level or "error")
     timeout_s = doctor.TIMEOUT_S if options.timeout is None else options.timeout
-    where = doctor.ClusterOptions(options.kubeconfig, options.node, options.role)
+    where = doctor.ClusterOptions(options.kubeconfig, options.node, options.role, context=options.context)
     place = doctor.DoctorOptions(
         options.root,
         options.config,

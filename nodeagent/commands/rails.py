@@ -61,9 +61,7 @@ def add(add: Add) -> None:
     check.add_argument(
         "--seconds", type=int, choices=range(1, 9), default=5, metavar="N", help="1 to 8 (default: 5)"
     )
-    check.add_argument(
-        "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON instead of a table"
-    )
+    json_option(check, of_part=True)
     common_options(check, of_part=True)
     check.set_defaults(verb=_check)
 

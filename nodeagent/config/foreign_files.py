@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-_SRIOV = "docs/migration.md#sriov-network-device-plugin has its settings beside those of nodeagent"
-_NVIDIA = "docs/migration.md#nvidia-device-plugin-nvidiacomgpu has its settings beside those of nodeagent"
+_SRIOV = "`nodeagent config from {} FILE` converts it (docs/migration.md#sriov-network-device-plugin)"
+_NVIDIA = (
+    "`nodeagent config from nvidia FILE` converts it (docs/migration.md#nvidia-device-plugin-nvidiacomgpu)"
+)
 _BY_KIND = {
     "ConfigMap": "a ConfigMap: give the text of its key alone, as kubectl get configmap NAME -o jsonpath prints it",
-    "SriovNetworkNodePolicy": f"a policy of the SR-IOV network operator: {_SRIOV}",
+    "SriovNetworkNodePolicy": f"a policy of the SR-IOV network operator: {_SRIOV.format('sriov-operator')}",
 }
 _BY_KEYS = (
-    ({"resourceList"}, f"the configuration of sriov-network-device-plugin: {_SRIOV}"),
+    ({"resourceList"}, f"the configuration of sriov-network-device-plugin: {_SRIOV.format('sriovdp')}"),
     ({"version", "sharing"}, f"the configuration of NVIDIA's device plugin: {_NVIDIA}"),
     ({"version", "flags"}, f"the configuration of NVIDIA's device plugin: {_NVIDIA}"),
     (

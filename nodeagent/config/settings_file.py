@@ -23,6 +23,7 @@ def read_settings(
     type_: type[S],
     *,
     name: str,
+    complete: Callable[[dict[str, Any]], None] = lambda _built: None,
     conflicts: Callable[[Built], Iterable[Conflict]] = lambda _built: (),
     conflicts_of_valid: Callable[[S], Iterable[Conflict]] = lambda _settings: (),
     values_max: int = NODES_MAX,
@@ -30,7 +31,8 @@ def read_settings(
     """The settings in a file's text, or in those of several files, and their tree. Raises ``ConfigError`` with all
     errors.
 
-    ``conflicts`` also sees a file with errors; ``conflicts_of_valid`` sees a file without any.
+    ``complete`` sets values that follow from others. ``conflicts`` also sees a file with errors; ``conflicts_of_valid``
+    sees a file without any.
     """
     errors = FileErrors()
     try:
@@ -39,6 +41,7 @@ def read_settings(
         else:
             root = parse_files(text, errors, values_max=values_max, when_empty=type_.when_empty)
         built = fit(root, errors, type_)
+        complete(built)
         _add(conflicts(built), root, errors)
         if not errors:
             settings = msgspec.convert(built, type_)

@@ -41,11 +41,13 @@ RUNS = Codes("run until a signal", "a signal has ended it", "it cannot go on", "
 
 EXIT_CODES = {
     **dict.fromkeys(("doctor", "trouble", "job", "cabling", "diff", "rails", "rails check"), LOOKS),
-    **dict.fromkeys(("health --problem", "config check"), LOOKS),
+    **dict.fromkeys(("health --problem", "config check", "config from"), LOOKS),
     **dict.fromkeys(
         ("health", "scan", "neighbors", "gpus", "history", "vfs show", "plan", "explain", "topology"), SHOWS
     ),
-    **dict.fromkeys(("claim", "completion", "config defaults", "config schema", "decode", "man"), SHOWS),
+    **dict.fromkeys(
+        ("claim", "tell", "completion", "config defaults", "config schema", "decode", "man"), SHOWS
+    ),
     **dict.fromkeys(("maintain", "cordon", "uncordon", "remembered", "vfs apply", "capture"), WRITES),
     **dict.fromkeys(("run", "controller", "mps", "attach", "demo"), RUNS),
 }

@@ -100,14 +100,21 @@ def device_plugins_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def json_option(parser: argparse._ActionsContainer) -> None:
+def json_option(parser: argparse._ActionsContainer, *, of_part: bool = False) -> None:
     """``-o FORM``, and ``--json``. ``options.json``: the verb prints its document; ``cli`` does the rest. ``parser``
-    may also be a group of a parser, such as one of options that exclude each other."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table, as -o json")
+    may also be a group of a parser, such as one of options that exclude each other. Those of a verb's part have no
+    default, which would override one before its name."""
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS if of_part else False,
+        help="print JSON instead of a table, as -o json",
+    )
     parser.add_argument(
         "-o",
         "--output",
         action=_Output,
+        default=argparse.SUPPRESS if of_part else None,
         choices=("table", "wide", "json", "yaml"),
         metavar="FORM",
         help="table, wide, json or yaml (default: table). wide shortens nothing for a narrow terminal; yaml has "

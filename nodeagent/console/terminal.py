@@ -51,11 +51,15 @@ PLAIN = Screen()
 
 
 def screen() -> Screen:
-    """Describe stdout. Rich evaluates COLUMNS, NO_COLOR, FORCE_COLOR and TERM."""
+    """Describe stdout. Rich evaluates COLUMNS, NO_COLOR, FORCE_COLOR and TERM. A caller with a terminal elsewhere, as
+    ``kubectl nodeagent``, gives its columns in NODEAGENT_COLUMNS."""
     from rich.console import Console
 
     console = Console()
+    elsewhere = os.environ.get("NODEAGENT_COLUMNS", "")
     width = max(console.width, _WIDTH_MIN) if sys.stdout.isatty() else None
+    if width is None and elsewhere.isdecimal() and len(elsewhere) < 5:
+        width = max(int(elsewhere), _WIDTH_MIN)
     return Screen(width, color=console.color_system is not None and not console.no_color)
 
 

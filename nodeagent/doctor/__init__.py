@@ -200,7 +200,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
     }
     if not target.recorded:
         tasks["rights"] = ReadTask(lambda: capabilities.read_rights(target), usual)
-    if not target.recorded or where.kubeconfig is not None:
+    if not target.recorded or where.kubeconfig is not None or where.context is not None:
         tasks["cluster"] = ReadTask(lambda: cluster_checks.read_cluster_facts(where), 2 * usual)
     return tasks
 
@@ -299,6 +299,7 @@ def _snapshot(outcomes: dict[str, ReadOutcome], stored: StoredNics) -> Snapshot 
     facts = nic_checks.completed(nics.facts, stored)
     return Snapshot(
         product=facts.product,
+        guest=facts.guest,
         functions=facts.functions,
         links=facts.links,
         gpus=gpus.gpus,

@@ -198,6 +198,8 @@ class ClusterOptions:
     role: Role | None = None
     dra: bool = False
     """Whether the configuration has mode dra, whose rights are checked then."""
+    context: str | None = None
+    """That of the kubeconfig: then a cluster is asked, in a pod with a service account too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +251,9 @@ async def read_cluster_facts(where: ClusterOptions) -> ClusterFacts | None:
     """``None`` where no cluster is configured."""
     pod = False
     try:
-        access = kubeconfig(where.kubeconfig) if where.kubeconfig else in_cluster()
-        pod = where.kubeconfig is None and access is not None
+        named = where.kubeconfig is not None or where.context is not None
+        access = kubeconfig(where.kubeconfig, where.context) if named else in_cluster()
+        pod = not named and access is not None
         if access is None and os.environ.get("KUBECONFIG"):
             access = kubeconfig()
     except AccessError as error:

@@ -48,6 +48,12 @@ NICS_TOPIC = Topic(
             "enable SR-IOV in the machine's firmware and in the NIC's (mlxconfig: SRIOV_EN=1, NUM_OF_VFS) "
             "and reboot; without VFs remove the vf entry from `resources`",
         ),
+        "sriov_guest": Advice(
+            "This is a virtual machine: its NICs are functions that the host passes through, and VFs are made on the "
+            "host. Nothing in the guest changes the card's firmware.",
+            "remove the vf entries from `resources` of the pool of virtual machines; its GPUs, links and their health "
+            "are as elsewhere. Attach the NICs to pods with the CNI plugin host-device",
+        ),
         "vfs_none": Advice(
             "The configuration offers VFs, but none exist: this node does not have the resource.",
             "set PFs and a count under `vfs` and run `nodeagent vfs apply`, or create the VFs with the tool "
@@ -267,9 +273,9 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
     wants = bool(vf_entries(config.resources))
     if not able:
         if wants:
-            yield NICS_TOPIC.note(
-                "sriov_absent", f"none of {count(len(nics.pfs), 'PF')} has an SR-IOV capability"
-            )
+            what = f"none of {count(len(nics.pfs), 'PF')} has an SR-IOV capability"
+            guest = nics.facts.guest
+            yield NICS_TOPIC.note("sriov_guest", what) if guest else NICS_TOPIC.note("sriov_absent", what)
         return
     made, possible = sum(pf.num_vfs or 0 for pf in able), sum(pf.total_vfs or 0 for pf in able)
     yield NICS_TOPIC.ok(

@@ -48,6 +48,7 @@ NEEDED_RIGHTS: dict[Role, tuple[NeededRight, ...]] = {
             "to read the reports of the nodes",
             own_namespace=True,
         ),
+        NeededRight("", "pods", ("list", "watch"), "to see whether agents run", own_namespace=True),
         NeededRight("coordination.k8s.io", "leases", ("create",), "to elect a leader", own_namespace=True),
         NeededRight(
             "coordination.k8s.io",

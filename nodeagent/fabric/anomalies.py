@@ -336,10 +336,11 @@ class CablingCheck:
                 )
                 yield Anomaly(AnomalyKind.RAIL_SWAP, node, link, key, message)
                 continue
-            should = switch.get(slot.rail, "the switch of its rail")
+            to = switch.get(slot.rail, "")
+            should = to or "the switch of its rail"
             at = f"which serves {serves}" if serves else "to which no other node is cabled"
             message = f"{link} of {node} is cabled to {key}, {at}: move it to {should}"
-            yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
+            yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message, to=to)
 
     def _missing_rails(
         self, node: str, report: CompactReport, pattern: CablingPattern, rails: GroupRails

@@ -49,23 +49,22 @@ def foreign_leaf(
 ) -> Anomaly:
     """``switches`` are those of the node's own group by rail."""
     slot, key = pattern.shape[i], pattern.keys[i]
-    link = shown(slot.link)
+    link, to = shown(slot.link), switches.get(slot.rail, "")
     message = (
         f"{link} of {node} is cabled to {key}, a switch of another leaf group ({home.anchor}): move this cable to "
-        f"{switches.get(slot.rail, 'a switch of its own group')}, or the node's other cables to that group"
+        f"{to or 'a switch of its own group'}, or the node's other cables to that group"
     )
-    return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
+    return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message, to=to)
 
 
 def foreign_switch(node: str, pattern: CablingPattern, i: int, rails: GroupRails) -> Anomaly:
     slot, key = pattern.shape[i], pattern.keys[i]
-    link = shown(slot.link)
+    link, to = shown(slot.link), rails.switch.get(slot.rail, "")
     message = (
         f"{link} of {node} is cabled to {key}, which is no leaf switch of its group: all other cables of the nodes at "
-        f"{key} go to the same switches as those of the group: move this cable to "
-        f"{rails.switch.get(slot.rail, 'a switch of its own group')}"
+        f"{key} go to the same switches as those of the group: move this cable to {to or 'a switch of its own group'}"
     )
-    return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
+    return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message, to=to)
 
 
 def rail_shift(nodes: Sequence[str], steps: int, rails: GroupRails) -> Anomaly:

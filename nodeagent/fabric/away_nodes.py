@@ -1,4 +1,4 @@
-"""Nodes that are away: their condition Ready is not True, so nothing of them is known now. Pure.
+"""Nodes that are away: their condition Ready is not True, or no agent runs there, so nothing new is known. Pure.
 
 * Of a Node the taints and the condition Ready are read, and nothing is kept of one that is Ready.
 * A Node without the condition counts as there: what the cluster does not say is no evidence.
@@ -21,8 +21,8 @@ AWAY_SERIES_MAX = 20_000
 _MESSAGE_MAX = 160
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _UNREACHABLE = "node.kubernetes.io/unreachable"
-UNREACHABLE, NOT_READY = "unreachable", "not_ready"
-"""Why a node is away, as a label of a metric: its kubelet is silent, or says that it is not ready."""
+UNREACHABLE, NOT_READY, NO_AGENT = "unreachable", "not_ready", "no_agent"
+"""Why a node is away, as a label of a metric: its kubelet is silent, or says that it is not ready; or no agent runs."""
 
 
 class ReadyCondition(Wire, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class WatchedNode(Wire, frozen=True, kw_only=True):
 
 
 class AwayNode(NamedTuple):
-    """``why`` is ``UNREACHABLE`` or ``NOT_READY``, ``detail`` a sentence. ``since``: Unix time, if it is known."""
+    """``why`` is ``UNREACHABLE``, ``NOT_READY`` or ``NO_AGENT``, ``detail`` a sentence. ``since``: Unix time."""
 
     why: str
     since: float | None

@@ -74,6 +74,8 @@ class Inputs:
         self.gpu_faults = NodeFaults(gpu_faults)
         self.maintenance = MaintenanceBook()
         self.away: dict[str, AwayNode] = {}
+        self.no_agent: dict[str, AwayNode] = {}
+        """The nodes without a running agent; what the Node itself says counts more."""
         self.values: dict[str, NodeValues] = {}
         self.nodes: dict[str, KnownLabels] = {}
         self.own: dict[str, HyperNode] = {}
@@ -165,7 +167,7 @@ class Inputs:
             self.rail_anomalies,
             len(self.faults.beyond | self.gpu_faults.beyond),
             self.maintenance.of_node.copy(),
-            self.away.copy(),
+            self.no_agent | self.away,
             self.gpu_faults.of_node.copy(),
             self.values.copy(),
         )

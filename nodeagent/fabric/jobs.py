@@ -1,8 +1,9 @@
 """Jobs in the fabric: which pods are one job, and its nodes, leaf groups, links and GPUs in trouble. Pure.
 
 A pod names its job: by a label that the controller of the job sets, else by its owner, else by the annotation of a
-gang. The outermost job counts: the pods of a JobSet are those of a Job too. docs/reference/verified.md has the source
-of each name.
+gang. The outermost job counts: the pods of a JobSet are those of a Job too. Of a set whose groups run independently,
+such as a LeaderWorkerSet, each group is a job, named as the set with its index. docs/reference/verified.md has the
+source of each name.
 """
 
 from __future__ import annotations
@@ -28,18 +29,51 @@ _OPERATORS = {
     "xgboostjob-controller": "XGBoostJob",
 }
 """The kind by the label ``operator-name``: the launcher of an MPIJob has a Job as its owner."""
+_TRIAL = "katib.kubeflow.org/trial"
+_CLIQUE, _CLIQUE_SET = "grove.io/podclique", "app.kubernetes.io/part-of"
+_LWS, _DISAGGREGATED = "leaderworkerset.sigs.k8s.io", "disaggregatedset.x-k8s.io"
+_GROUPS = (
+    ("PodCliqueSet", _CLIQUE, _CLIQUE_SET, "grove.io/podcliqueset-replica-index"),
+    ("DisaggregatedSet", f"{_DISAGGREGATED}/name", f"{_DISAGGREGATED}/name", f"{_DISAGGREGATED}/slice"),
+    ("LeaderWorkerSet", f"{_LWS}/name", f"{_LWS}/name", f"{_LWS}/group-index"),
+)
+"""A set of groups: the label that its pods have, those with its name and with the index of the group."""
 _LABELS = (
     ("RayCluster", "ray.io/cluster"),
     ("JobSet", "jobset.sigs.k8s.io/jobset-name"),
     ("VolcanoJob", "volcano.sh/job-name"),
     ("KueueGroup", "kueue.x-k8s.io/pod-group-name"),
 )
+_WORKFLOW = "workflows.argoproj.io/workflow"
 _GANG = "scheduling.k8s.io/group-name"
 _GENERATED = "podgroup-"
 """Volcano makes a PodGroup of this name for each pod, or owner of pods, that has none."""
-KINDS = ("Job", *(kind for kind, _ in _LABELS), *dict.fromkeys(_OPERATORS.values()), "VolcanoGroup")
-ALIASES = {"trainjob": "JobSet", "vcjob": "VolcanoJob"}
+GROUPED = tuple(kind for kind, *_ in _GROUPS)
+"""The kinds of which each group is a job."""
+APART = ("Workflow", "StatefulSet", "Deployment")
+"""The kinds whose pods need not run at the same time: jobs on request, and none of the jobs that alerts are about."""
+KINDS = (
+    "Job",
+    *(kind for kind, _ in _LABELS),
+    *dict.fromkeys(_OPERATORS.values()),
+    "VolcanoGroup",
+    "Trial",
+    *GROUPED,
+    *APART,
+)
+ALIASES = {
+    "trainjob": "JobSet", "vcjob": "VolcanoJob", "lws": "LeaderWorkerSet", "pcs": "PodCliqueSet",
+    "sts": "StatefulSet", "deploy": "Deployment",
+}  # fmt: skip
 """A TrainJob is a JobSet of its name, and nothing in its pods names it."""
+_ROLES = (
+    f"{_DISAGGREGATED}/role",
+    f"{_KUBEFLOW}/job-role",
+    f"{_KUBEFLOW}/replica-type",
+    "jobset.sigs.k8s.io/replicatedjob-name",
+    "ray.io/node-type",
+    "volcano.sh/task-spec",
+)
 _NAME_MAX = 253
 _ENDED = frozenset(("Succeeded", "Failed"))
 _SOUND = frozenset((STATE_LETTERS["healthy"], STATE_LETTERS["unused"]))
@@ -91,12 +125,14 @@ class JobKey(NamedTuple):
 
 
 class JobPod(NamedTuple):
-    """A pod that has not ended. ``node`` is empty until it has one; ``since``: its start, or its creation."""
+    """A pod that has not ended. ``node`` is empty until it has one; ``since``: its start, or its creation. ``role`` is
+    the word of the job's controller for what it does there, such as leader or prefill; empty: it has none."""
 
     job: JobKey
     name: str
     node: str
     since: str
+    role: str = ""
 
 
 class JobFabric(NamedTuple):
@@ -139,22 +175,53 @@ def job_pod(pod: ListedPod) -> JobPod | None:
     since = pod.status.start_time or meta.creation_timestamp or ""
     kind, name = named
     job = JobKey(meta.namespace or "", kind, one_line(name, _NAME_MAX, ascii_only=True))
-    return JobPod(job, meta.name, pod.spec.node_name or "", since)
+    role = one_line(_role_of(meta.labels or {}), _NAME_MAX, ascii_only=True)
+    return JobPod(job, meta.name, pod.spec.node_name or "", since, role)
 
 
 def _job_of(meta: PodMetadata) -> tuple[str, str] | None:
     labels, annotations = meta.labels or {}, meta.annotations or {}
+    if name := labels.get(_TRIAL):
+        return "Trial", name
     operated = _OPERATORS.get(labels.get(f"{_KUBEFLOW}/operator-name", ""))
     if operated and (name := labels.get(f"{_KUBEFLOW}/job-name")):
         return operated, name
+    for kind, own, of_set, index in _GROUPS:
+        if own in labels and (name := labels.get(of_set)):
+            return kind, f"{name}-{labels.get(index) or 0}"
     for kind, label in _LABELS:
         if name := labels.get(label):
             return kind, name
-    for owner in meta.owner_references or ():
-        if owner.controller and owner.kind == "Job" and owner.api_version.startswith("batch/"):
-            return "Job", owner.name
+    if name := labels.get(_WORKFLOW):
+        return "Workflow", name
+    owner = next((owner for owner in meta.owner_references or () if owner.controller), OwnerReference())
+    if owner.api_version.startswith("batch/") and owner.kind == "Job":
+        return owner.kind, owner.name
     gang = annotations.get(_GANG, "")
-    return ("VolcanoGroup", gang) if gang and not gang.startswith(_GENERATED) else None
+    if gang and not gang.startswith(_GENERATED):
+        return "VolcanoGroup", gang
+    if owner.api_version.startswith("apps/") and owner.kind == "StatefulSet":
+        return owner.kind, owner.name
+    if owner.api_version.startswith("apps/") and owner.kind == "ReplicaSet":
+        ending = f"-{labels.get('pod-template-hash', '')}"
+        return "Deployment", owner.name.removesuffix(ending)
+    return None
+
+
+def _role_of(labels: Mapping[str, str]) -> str:
+    """The role of a pod by its labels. Grove names a clique SET-INDEX-ROLE, and one of a scaling group
+    GROUP-INDEX-ROLE."""
+    if clique := labels.get(_CLIQUE):
+        pair = "grove.io/podcliquescalinggroup", "grove.io/podcliquescalinggroup-replica-index"
+        if pair[0] not in labels:
+            pair = _CLIQUE_SET, "grove.io/podcliqueset-replica-index"
+        return clique.removeprefix("".join(f"{labels.get(label, '')}-" for label in pair))
+    for label in _ROLES:
+        if role := labels.get(label):
+            return role
+    if index := labels.get(f"{_LWS}/worker-index"):
+        return "leader" if index == "0" else "worker"
+    return ""
 
 
 def by_job(pods: Iterable[JobPod | None]) -> dict[JobKey, list[JobPod]]:

@@ -71,7 +71,8 @@ AnomalyPlace = tuple[AnomalyKind, str, str, str]
 class Anomaly:
     """An anomaly of the cabling or of switch names. ``node``, ``link`` and ``switch`` are empty if it concerns none.
 
-    ``nodes`` are all nodes that it concerns, if these are several. Then ``node`` is the first.
+    ``nodes`` are all nodes that it concerns, if these are several. Then ``node`` is the first. ``to`` is the switch to
+    which the cable belongs; empty: it is not known, or no cable is at a wrong switch.
     """
 
     kind: AnomalyKind
@@ -80,6 +81,7 @@ class Anomaly:
     switch: str
     message: str
     nodes: tuple[str, ...] = ()
+    to: str = ""
 
     @property
     def place(self) -> AnomalyPlace:

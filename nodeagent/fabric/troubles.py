@@ -23,7 +23,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from typing import NamedTuple, TypeVar
 
 from nodeagent.base.plain_text import few
-from nodeagent.fabric.away_nodes import UNREACHABLE, Away, AwayNode
+from nodeagent.fabric.away_nodes import NO_AGENT, UNREACHABLE, Away, AwayNode
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.gpu_troubles import GpuFault
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
@@ -34,6 +34,7 @@ from nodeagent.fabric.odd_nodes import OddValue, odd_values
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, UnplacedNode
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import STATE_LETTERS, shown
+from nodeagent.fabric.switch_keys import plain
 from nodeagent.facts.remedies import remedy_for
 
 T = TypeVar("T")
@@ -66,10 +67,11 @@ _TREE_ALONE = frozenset(
     )
 )
 """These make a wrong tree, and no packet takes another way."""
+_AGENTS = "kubectl get pods -A -o wide -l app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
 _OWN_NAME = "give each switch a name of its own"
 _REMEDIES = {
-    AnomalyKind.MISCABLED: "move the cable as the message says",
-    AnomalyKind.FOREIGN_LEAF: "move the cable to the switch in the message",
+    AnomalyKind.MISCABLED: "move the cable to the port of the node's cabling plan: nodeagent health",
+    AnomalyKind.FOREIGN_LEAF: "move the cable to a switch of the node's own leaf group",
     AnomalyKind.RAIL_SWAP: "exchange the two cables",
     AnomalyKind.RAIL_SHIFT: "move each cable of the node by the number of rails in the message",
     AnomalyKind.MISSING_RAIL: "check link, cable and optics, and whether the switch port sends LLDP",
@@ -94,7 +96,7 @@ _REMEDIES = {
     AnomalyKind.HOST_SILENT: "check the node: is it up, and does its agent run?",
     AnomalyKind.OVERSIZED: "list these nodes in groups of their own in the topology file",
 }
-"""One for each kind; the table of docs/topology.md has the whole."""
+"""One for each kind; the table of docs/topology.md has the whole. A cable whose switch is known is moved to that."""
 
 
 HeldOn = Callable[[str], Mapping[str, tuple[str, ...]]]
@@ -254,10 +256,11 @@ def _bursts(faults: Iterable[T], within_s: float, since: Callable[[T], float]) -
 def _of_away_nodes(plan: Plan, held: HeldOn) -> Iterator[FabricTrouble]:
     """A trouble for each node that is away, or for several of one leaf group that went at once."""
     away = plan.away
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, bool], list[str]] = {}
     for node in sorted(away, key=lambda node: (away[node].since or 0.0, node)):
-        groups.setdefault(plan.nodes.place.get(node, ""), []).append(node)
-    for group, nodes in groups.items():
+        key = plan.nodes.place.get(node, ""), away[node].why == NO_AGENT
+        groups.setdefault(key, []).append(node)
+    for (group, _), nodes in groups.items():
         for same in _bursts(nodes, AWAY_TOGETHER_S, lambda node: away[node].since or 0.0):
             if group and len(same) >= TOGETHER_MIN:
                 yield _away_at_once(away, group, same, held)
@@ -274,6 +277,8 @@ def _away(plan: Plan, node: str, away: AwayNode, held: HeldOn) -> FabricTrouble:
         remedy = (
             f"check its power, its console (BMC) and its management network: kubectl describe node {node}"
         )
+    elif away.why == NO_AGENT:
+        remedy = f"{_AGENTS} --field-selector spec.nodeName={node}; is the node to have one?"
     else:
         remedy = f"read what its kubelet says: kubectl describe node {node}"
     pods = tuple(sorted(held(node)))
@@ -284,15 +289,18 @@ def _away(plan: Plan, node: str, away: AwayNode, held: HeldOn) -> FabricTrouble:
 
 def _away_at_once(away: Away, group: str, nodes: Sequence[str], held: HeldOn) -> FabricTrouble:
     first = away[nodes[0]]
+    what, remedy = "nodes went away", "check what they share: the power of the rack, its management switch"
+    if first.why == NO_AGENT:
+        what, remedy = "agents went away", f"look at the DaemonSet and its pods: {_AGENTS}"
     return FabricTrouble(
-        f"{len(nodes)} nodes went away at once",
+        f"{len(nodes)} {what} at once",
         group,
         first.since,
         (),
         tuple(sorted({away[node].why for node in nodes})),
         (hostlist(sorted(nodes)), first.detail, "their links are as last reported"),
         tuple(sorted({pod for node in nodes for pod in held(node)})),
-        "check what they share: the power of the rack, its management switch",
+        remedy,
         nodes=tuple(sorted(nodes)),
     )
 
@@ -361,7 +369,7 @@ def _of_link(fault: LinkFault, anomalies: Iterable[Anomaly]) -> FabricTrouble:
     anomalies = tuple(anomalies)
     to = f" to {fault.switch} {fault.port}".rstrip() if fault.switch else ""
     also = f" ({fault.netdev})" if fault.netdev not in ("", fault.link) else ""
-    texts = (*fault.details, *(f"{anomaly.kind}: {anomaly.message}" for anomaly in anomalies))
+    texts = (*fault.details, *(anomaly.message for anomaly in anomalies))
     return FabricTrouble(
         fault.state,
         f"{fault.node} {fault.link}{also}{to}",
@@ -378,13 +386,10 @@ def _of_anomaly(anomaly: Anomaly, since: float | None, held: HeldOn) -> FabricTr
     where = " ".join(filter(None, (anomaly.node, anomaly.link))) or anomaly.switch
     links = ((anomaly.node, anomaly.link),) if anomaly.link else ()
     kind = anomaly.kind.value
-    what, text = kind, anomaly.message
-    if anomaly.kind in _CABLES:
-        what, text = AnomalyKind.MISCABLED.value, f"{kind}: {text}"
+    what = AnomalyKind.MISCABLED.value if anomaly.kind in _CABLES else kind
+    remedy = f"move the cable to {shown(plain(anomaly.to))}" if anomaly.to else _REMEDIES[anomaly.kind]
     nodes, pods = _concerned(anomaly, held)
-    return FabricTrouble(
-        what, where, since, links, (kind,), (text,), pods, _REMEDIES[anomaly.kind], nodes=nodes
-    )
+    return FabricTrouble(what, where, since, links, (kind,), (anomaly.message,), pods, remedy, nodes=nodes)
 
 
 def _concerned(anomaly: Anomaly, held: HeldOn) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -449,6 +449,7 @@ class StaleSource(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """All facts of this node at one moment.
 
+    ``guest``: the machine is a virtual one, by the names in its firmware.
     ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
     Functions are sorted by PCI address, GPUs by index, links by netdev, holdings by pod,
     neighbors and remarks by link. ``gpu_functions`` are all GPUs of the PCI bus; ``gpus`` are those with a known
@@ -470,6 +471,7 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """By container, which ``holdings`` does not name for claims."""
     paths: HostPaths = HostPaths()
     gpu_driver: str | None = None  # its version: 580.95.05
+    guest: bool = False
     limit_support: LimitSupport = LimitSupport()
     limits_kept: bool = False
     """Whether the driver has kept a limit of GPU memory: the agent has set one and read it back."""

@@ -1,6 +1,7 @@
 """The jobs of the cluster, for metrics and for the filter of the map: a copy of the pods, joined with the last plan.
 
-* The copy keeps four texts of a pod that belongs to a job and runs, and nothing of any other.
+* The copy keeps five texts of a pod that belongs to a job and runs, and nothing of any other.
+* Jobs whose pods need not run together, such as Deployments, are found by name and have no metric.
 * Only the right to list and watch pods is needed. Without it nothing else of the controller waits: the tree, and being
   ready, do not depend on pods.
 * A pod that starts or ends makes no plan. The leader computes all jobs anew at most once in ``EVERY_S``, in a thread,
@@ -17,7 +18,7 @@ import msgspec
 
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.fabric import jobs as fabric_jobs
-from nodeagent.fabric.jobs import FabricOfJobs, HeldLinks, JobFabric, JobPod, ListedPod, by_job
+from nodeagent.fabric.jobs import APART, FabricOfJobs, HeldLinks, JobFabric, JobPod, ListedPod, by_job
 from nodeagent.fabric.planner import Plan
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import PODS
@@ -123,7 +124,8 @@ async def _off(_parameters: Mapping[str, str]) -> Page:
 
 def _first(plan: Plan, pods: Iterable[JobPod | None], held: Callable[[], HeldLinks]) -> list[JobFabric]:
     """A job without a VF is left out, unless a GPU of it is in trouble: its links are not known, and most Jobs of a
-    cluster use no fabric."""
+    cluster use no fabric. So is one whose pods need not run together: leaf groups above the fewest are no fault of
+    it."""
     fabrics = FabricOfJobs(plan, held())
-    made = (fabrics.of(job, found) for job, found in by_job(pods).items())
+    made = (fabrics.of(job, found) for job, found in by_job(pods).items() if job.kind not in APART)
     return fabric_jobs.in_trouble_first((one for one in made if one.links or one.gpus), JOBS_MAX)

@@ -26,12 +26,10 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import PODS, Meta
-from nodeagent.topology.parts import ControllerCore, ControllerPart
+from nodeagent.topology.parts import AGENT_PODS, ControllerCore, ControllerPart
 
 log = logging.getLogger(__name__)
 
-SELECTOR = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
-"""The pods of the DaemonSet."""
 SETTLE_S = 15.0
 """The kubelet writes its Node every 10 s (nodeStatusUpdateFrequency), the devices with it."""
 _PER_SECOND = 10.0
@@ -98,7 +96,7 @@ class StartupTaints:
             self._client,
             PODS.typed(_AgentPod),
             namespace=self._namespace,
-            labels=SELECTOR,
+            labels=AGENT_PODS,
             take=_seen,
             changed=self._pod_changed,
         )

@@ -28,6 +28,8 @@ _NAMED_MAX = 3
 
 DEVICE_INFO_FILES = "device-info"
 """The files that CNI plugins read, one for each allocated VF."""
+TELL_FILE = "tell"
+"""The script of ``kinds.tell_script``."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -72,6 +74,11 @@ class DeviceKind(msgspec.Struct, frozen=True):
     def number(self) -> int | None:
         """The index of the one GPU that has this resource, if the name of the resource has it."""
         return None
+
+    @property
+    def tells(self) -> tuple[str, ...]:
+        """The programs that a script in the container tells of its devices (``kinds.tell_script``)."""
+        return ()
 
     def resized(self, device_mib: int) -> DeviceKind:  # noqa: ARG002
         """Return this kind with devices of another size; a kind without a size returns itself."""
@@ -145,7 +152,7 @@ class DeviceKind(msgspec.Struct, frozen=True):
         return {}
 
     def needed_files(self, snapshot: Snapshot) -> frozenset[str]:  # noqa: ARG002
-        """Return what must be writable for an allocation: ``DEVICE_INFO_FILES``, and CDI kinds of the agent."""
+        """Return what must be writable for an allocation: ``DEVICE_INFO_FILES``, ``TELL_FILE``, CDI kinds of ours."""
         return frozenset()
 
 

@@ -28,11 +28,13 @@ def why_no_vfs(entry: VfResource, snapshot: Snapshot) -> str:
     if not chosen:
         return f"no NIC matches all lists of select, and none of select.exclude: there are {_pfs(pfs)}"
     able = [pf for pf in chosen if pf.total_vfs]
-    if not able:
+    if not able and snapshot.guest:
         return (
-            f"{_pfs(chosen)} {_have(chosen)} no SR-IOV: switch it on in the firmware of the card and in the BIOS. The "
-            "NICs of a virtual machine have none"
+            f"{_pfs(chosen)} {_have(chosen)} no SR-IOV: this is a virtual machine, its host makes the VFs and passes "
+            "them through whole. Leave the entry out here"
         )
+    if not able:
+        return f"{_pfs(chosen)} {_have(chosen)} no SR-IOV: switch it on in the firmware of the card and in the BIOS"
     links = {link.pci_address: link for link in snapshot.links}
     offered = [pf for pf in able if offers_vfs_of(entry, pf, links.get(pf.pci_address))]
     if not offered:

@@ -232,12 +232,6 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
                 yield Conflict(
                     ((*path, "vfDevices"),), "needs mode: dra; a device plugin offers each VF anyway"
                 )
-            if isinstance(entry, VfResource) and entry.told:
-                message = (
-                    "needs mode: dra; the kubelet keeps one of the values that the device plugins of a container's "
-                    "rails would give (docs/rails.md has a line for the pod's command)"
-                )
-                yield Conflict(((*path, "tell" if entry.tell else "ncclIbHca"),), message)
         elif isinstance(entry, GpuMemResource | MigResource):
             if entry.device_list_strategy != "cdi":
                 message = "mode dra hands out GPUs by CDI alone; set it to cdi"

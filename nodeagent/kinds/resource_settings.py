@@ -1,7 +1,7 @@
 """Settings of the resources: which PFs, VFs and GPUs are offered, under which names, and which VFs are created."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -39,7 +39,7 @@ OF_SRIOVDP = {
     "rootDevices": "here it is pciAddresses, of the PFs",
     "pfNames": 'here it is netdevs, and ens1f0#0-3 is netdevs: [ens1f0] with vfIndexes: ["0-3"]',
     "isRdma": "here it is vfDriver: rdma, beside select",
-    "needVhostNet": "leave it out: a VF's vhost node is passed on if it exists",
+    "needVhostNet": "here it is vhostNet, beside select",
     "vdpaType": "leave it out: a VF's vDPA device is passed on if it exists",
     "acpiIndexes": "nodeagent selects by pciAddresses or netdevs instead",
     "ddpProfiles": "nodeagent does not select by it",
@@ -52,7 +52,7 @@ SELECTORS = {
     "resourcePrefix": "it is a setting of the file, beside resources: all resources have one prefix",
     "selectors": "here it is select",
     "deviceType": "here it is kind",
-    "additionalInfo": "nodeagent has no such setting",
+    "additionalInfo": "nodeagent has no such setting: set variables in the pod",
     "excludeTopology": "nodeagent has no such setting: it reports the NUMA node if the kernel has one",
 }
 """Settings of a resource of sriov-network-device-plugin (pkg/types/types.go)."""
@@ -145,6 +145,7 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
 
     misplaced: ClassVar[Mapping[str, str]] = SELECTORS | {
         "vfIndexes": "it is a list of select",
+        "needVhostNet": "here it is vhostNet",
         **dict.fromkeys(
             ("vendors", "devices", "drivers", "pciAddresses", "netdevs", "rdma", "linkTypes"),
             "it is a list of select",
@@ -186,10 +187,11 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
     tell: Annotated[
         tuple[Program, ...],
         listed(
-            "With mode dra: the programs that learn from variables of the container which NICs it has. vllm: the NIC "
-            "of each GPU (VLLM_GPU_NIC_PCIE_MAPPING, VLLM_NIC_SELECTION_VARS); ucx: UCX_NET_DEVICES; nvshmem: "
-            "NVSHMEM_HCA_LIST; nccl: NCCL_IB_HCA, with rails and planes (docs/rails.md). Leave the variables out of "
-            "the image and the pod."
+            "Programs that learn from variables which NIC belongs to which GPU. vllm: VLLM_GPU_NIC_PCIE_MAPPING and "
+            "VLLM_NIC_SELECTION_VARS; ucx: UCX_NET_DEVICES; nvshmem: NVSHMEM_HCA_LIST; nccl: NCCL_IB_HCA, with rails "
+            "and planes. With mode dra the containers of a claim have the variables; leave them out of the image and "
+            "the pod. With device plugins a shell of the container reads them: . /var/run/nodeagent.io/tell.sh "
+            "(docs/rails.md)."
         ),
     ] = ()
     nccl_ib_hca: Annotated[
@@ -216,6 +218,13 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
             "cdi: from the container runtime, by a CDI spec of the agent."
         ),
     ] = "nodes"
+    vhost_net: Annotated[
+        bool,
+        setting(
+            "true: containers get /dev/vhost-net and /dev/net/tun of the host too, for a virtio-user port of DPDK. "
+            "Where the host lacks one of them (module vhost_net), no container with a VF of this resource starts."
+        ),
+    ] = False
 
     @property
     def told(self) -> tuple[Program, ...]:
@@ -396,6 +405,42 @@ class ExpectSettings(Settings, frozen=True, kw_only=True):
 
 
 ResourceSettings = VfResource | GpuMemResource | GpuResource | MigResource
+
+
+class OfferSettings(Settings, frozen=True, kw_only=True):
+    """Settings of all entries of ``resources`` that do not say it themselves. A fragment of the configuration cannot
+    add to a list, so a feature that concerns all entries sets it here."""
+
+    mode: Annotated[
+        Mode | None, setting("`mode` of the entries of kind vf and gpu-mem; null: devicePlugin.")
+    ] = None
+    enforcement: Annotated[
+        Enforcement | None, setting("`enforcement` of the entries of kind gpu-mem; null: auto.")
+    ] = None
+    volcano: Annotated[bool | None, setting("`volcano` of the entries of kind gpu-mem; null: false.")] = None
+    mig: Annotated[
+        Mode | None,
+        setting(
+            "Also offer MIG devices: adds the entry of kind mig with this mode where `resources` has entries and none "
+            "of this kind; the mode of those that have none otherwise. null: adds none."
+        ),
+    ] = None
+
+    def complete(self, entries: list[Any]) -> None:
+        """Add these settings to the entries of a file, as builtins; what is no mapping stays."""
+        known = [entry for entry in entries if isinstance(entry, dict)]
+        if self.mig is not None and known and not any(entry["kind"] == "mig" for entry in known):
+            known.append({"kind": "mig"})
+            entries.append(known[-1])
+        own: dict[str, dict[str, Any]] = {
+            "vf": {"mode": self.mode},
+            "gpu-mem": {"mode": self.mode, "enforcement": self.enforcement, "volcano": self.volcano},
+            "mig": {"mode": self.mig},
+        }
+        for entry in known:
+            for key, value in own.get(entry["kind"], {}).items():
+                if value is not None:
+                    entry.setdefault(key, value)
 
 
 def vf_entries(resources: Iterable[ResourceSettings]) -> tuple[VfResource, ...]:

@@ -19,9 +19,10 @@ from typing import ClassVar, Literal
 
 from nodeagent.facts.allocation import Allocation, DeviceInfo, Devices
 from nodeagent.facts.cdi import ATTACHED_KIND, VF_KIND, CdiDevices, ContainerEdits
-from nodeagent.facts.model import ETHERNET, DeviceNode, Function, Snapshot
+from nodeagent.facts.model import ETHERNET, DeviceNode, Function, Mount, Snapshot
 from nodeagent.kinds import (
     DEVICE_INFO_FILES,
+    TELL_FILE,
     DeviceKind,
     Question,
     Refused,
@@ -32,6 +33,7 @@ from nodeagent.kinds import (
     unknown,
     unless_held,
 )
+from nodeagent.kinds.tell_script import TELL_SCRIPT
 
 VfDriver = Literal["any", "netdevice", "vfio-pci", "rdma"]
 _Preferred = Literal["spread", "pack"]
@@ -48,6 +50,7 @@ class VfPool(DeviceKind, frozen=True):
     ``vf_indexes`` restricts them, ``None`` is all. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the module
     ``rdma_ucm``); a missing device node keeps a container from starting. ``vhost_net`` adds the device nodes of a
     virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``. ``tell``: see ``nodeagent.dra.told_pairs``.
+    ``tell_script`` is the script on the host that containers of device plugins get.
     ``attach``: `nodeagent attach` moves netdevs into pods; a container without its netdev is not to start.
 
     Never offered: VFs of a PF that carries the host's default route, unless the PF is a port of a bond and
@@ -65,8 +68,13 @@ class VfPool(DeviceKind, frozen=True):
     vhost_net: bool = False
     cdi: bool = False
     tell: tuple[str, ...] = ()
+    tell_script: str | None = None
     over_bonds: bool = False
     attach: bool = False
+
+    @property
+    def tells(self) -> tuple[str, ...]:
+        return () if self.tell_script is None else self.tell
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         held = {
@@ -124,6 +132,9 @@ class VfPool(DeviceKind, frozen=True):
         values = {"": ",".join(details), "_INFO": _text(details)}
         return Allocation(
             env=tuple((name + end, value) for end, value in values.items() for name in self._env_names()),
+            mounts=()
+            if self.tell_script is None
+            else (Mount(self.tell_script, TELL_SCRIPT, read_only=True),),
             device_nodes=tuple(nodes),
             cdi_devices=(
                 *(f"{VF_KIND}={name}" for name in by_cdi),
@@ -155,7 +166,8 @@ class VfPool(DeviceKind, frozen=True):
 
     def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
         specs = (name for name, spec in self.cdi_specs(snapshot).items() if spec.devices)
-        return frozenset((DEVICE_INFO_FILES, *specs)) if self.devices(snapshot) else frozenset()
+        script = (TELL_FILE,) if self.tells else ()
+        return frozenset((DEVICE_INFO_FILES, *script, *specs)) if self.devices(snapshot) else frozenset()
 
     def _env_names(self) -> tuple[str, ...]:
         """Return the name that the SR-IOV network device plugin uses, and a name that a shell can read."""

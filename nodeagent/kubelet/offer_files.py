@@ -1,6 +1,7 @@
 """The files that containers need, and which of them cannot be written at present.
 
-A VF needs a device-info file at each allocation; a device of the agent's own CDI specs needs its spec on the disk.
+A VF needs a device-info file at each allocation; a device of the agent's own CDI specs needs its spec on the disk, and
+a container that is told its pairs mounts a script, which stays for its restarts.
 While such a file cannot be written, each pod with the device fails on a node that looks healthy. So the offer leaves
 out the resource until the file can be written. A file that is on the disk and needs no change is no obstacle.
 
@@ -19,13 +20,16 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.file_writing import replace_changed_file
 from nodeagent.facts.allocation import Allocation, DeviceInfo
 from nodeagent.facts.model import Holding, Snapshot
-from nodeagent.kinds import DEVICE_INFO_FILES, DeviceKind
+from nodeagent.kinds import DEVICE_INFO_FILES, TELL_FILE, DeviceKind
+from nodeagent.kinds.tell_script import script
 from nodeagent.kubelet.cdi_files import CdiSpecFiles, needed_by
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.withheld import UnwritableFile
@@ -65,9 +69,14 @@ class OfferFiles:
     """
 
     def __init__(
-        self, device_info: DeviceInfoFiles, cdi_specs: CdiSpecFiles, stamps: AttachStamps | None = None
+        self,
+        device_info: DeviceInfoFiles,
+        cdi_specs: CdiSpecFiles,
+        stamps: AttachStamps | None = None,
+        tell_script: Path | None = None,
     ) -> None:
-        """``stamps`` are for VFs that `nodeagent attach` moves into pods."""
+        """``stamps`` are for VFs that `nodeagent attach` moves into pods, ``tell_script`` is the place of the script of
+        ``kinds.tell_script``."""
         self._stamps = stamps
         self.device_info = device_info
         self.cdi_specs = cdi_specs
@@ -76,11 +85,16 @@ class OfferFiles:
         self._unwritten: dict[str, tuple[DeviceInfo, ...]] = {}
         """The device-info files of a failed allocation, by resource: tried again until they are written."""
         self._failures: dict[str, UnwritableFile] = {}
-        """By what needs the file: a CDI kind, ``DEVICE_INFO_FILES``, or one resource."""
+        """By what needs the file: a CDI kind, ``DEVICE_INFO_FILES``, ``TELL_FILE``, or one resource."""
         self._folders = {
             what: _WrittenFolder(BoundedCalls(source, HANGS_S, self.failed.set))
-            for what, source in ((CDI_SPECS, "CDI specs"), (DEVICE_INFO_FILES, "device-info files"))
+            for what, source in (
+                (CDI_SPECS, "CDI specs"),
+                (DEVICE_INFO_FILES, "device-info files"),
+                (TELL_FILE, "script of pairs"),
+            )
         }
+        self._tell_script = tell_script
         self._next_at = -1.0
         self._swept = False
 
@@ -171,6 +185,13 @@ class OfferFiles:
             found |= await folder.attempt(self._try_device_info, MOMENT_S if folder.tried else _START_S)
             if not folder.tried:
                 found |= _not_yet({DEVICE_INFO_FILES: self.device_info.folder})
+        programs = {name for kind in kinds for name in kind.tells}
+        if programs and self._tell_script is not None:
+            folder, path = self._folders[TELL_FILE], self._tell_script
+            attempt = partial(self._write_script, path, script(programs))
+            found |= await folder.attempt(attempt, MOMENT_S if folder.tried else _START_S)
+            if not folder.tried:
+                found |= _not_yet({TELL_FILE: path})
         self._take({need: described(error) for need, error in found.items()})
         waits = found or any(folder.busy for folder in self._folders.values())
         self._next_at = time.monotonic() + (FILES_RETRY_S if waits else FILES_CHECK_S)
@@ -197,6 +218,15 @@ class OfferFiles:
             if written and self._unwritten.get(resource) == files:
                 del self._unwritten[resource]
         return found
+
+    async def _write_script(self, path: Path, text: str) -> Mapping[str, OSError]:
+        try:
+            await self._folders[TELL_FILE].calls.run(_put_script, path, text.encode())
+        except Unanswered:
+            return _timed_out({TELL_FILE: path})
+        except OSError as error:
+            return {TELL_FILE: error}
+        return {}
 
     def _write_device_info(self, unwritten: Mapping[str, tuple[DeviceInfo, ...]]) -> Mapping[str, OSError]:
         try:
@@ -251,6 +281,10 @@ class _WrittenFolder:
             ended, self._attempt = self._attempt, None
             self._found, self.tried = ended.result(), True
         return self._found
+
+
+def _put_script(path: Path, content: bytes) -> None:
+    replace_changed_file(path, content, mode=0o644)
 
 
 def _timed_out(paths: Mapping[str, Path]) -> dict[str, OSError]:

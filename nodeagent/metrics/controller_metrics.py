@@ -166,7 +166,7 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
     computed("odd_nodes", "value", "Nodes whose value differs from that of their peers (peers.compare).",
         lambda shown: by_key(shown.odd)),
     computed("node_away_start_timestamp_seconds", "node,hypernode,why",
-        "Since when a node with a report is away: its condition Ready is not True, so what it reported is old.",
+        "Since when a node with a report is away: it is not Ready, or no agent runs, so what it reported is old.",
         lambda shown: shown.away.items()),
     computed("gpu_trouble_start_timestamp_seconds", "node,hypernode,gpu,state",
         "Since when a GPU is in trouble, as the report of its node says; absent for one that is well.",

@@ -61,6 +61,7 @@ from nodeagent.kinds.resource_settings import (
     mig_entries,
     vf_entries,
 )
+from nodeagent.kinds.tell_script import SCRIPT_NAME
 from nodeagent.kinds.vf import VfPool
 from nodeagent.offering.gpu_kinds import GpuContext, gpu_kinds
 from nodeagent.web.machine_view import Trouble
@@ -102,6 +103,11 @@ def mps_shares(config: Config) -> MpsShares:
         mps.clients,
         by_share=mps.threads == "share",
     )
+
+
+def _tell_script(config: Config) -> str:
+    """Return the path of the script on the host, whatever root the agent has."""
+    return f"{config.health.state_directory.rstrip('/')}/{SCRIPT_NAME}"
 
 
 class Offer:
@@ -322,8 +328,10 @@ class Offer:
                 vf_driver=entry.vf_driver,
                 preferred=entry.preferred,
                 rdma_cm=snapshot.paths.rdma_cm,
+                vhost_net=entry.vhost_net,
                 cdi=entry.device_list_strategy == "cdi",
                 tell=entry.told,
+                tell_script=_tell_script(self.config) if entry.told and not entry.by_claim else None,
                 over_bonds=entry.select.default_route == "bond",
                 attach=self.config.attach.interface is not None,
             )

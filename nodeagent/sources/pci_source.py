@@ -31,6 +31,7 @@ from nodeagent.base.bounded_calls import Unanswered
 from nodeagent.base.supervise import either, end_tasks
 from nodeagent.facts.affinity import path_of
 from nodeagent.facts.model import INFINIBAND, Function, GpuFunction, Link, Rdma, UnreadValue
+from nodeagent.facts.virtual_machine import is_virtual
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import NET, SysfsError, SysfsScan, Tree, naturally_sorted
 from nodeagent.sources.bounded_scan import BoundedScan, scan_now
@@ -146,6 +147,7 @@ def _rate(sysfs: SysfsScan, path: str) -> int | None:
 
 
 PRODUCT_FILE = "/sys/class/dmi/id/product_name"
+_VENDOR_FILE = "/sys/class/dmi/id/sys_vendor"
 _PCI = "/sys/bus/pci/devices"
 _VDPA = "/sys/bus/vdpa/devices"
 
@@ -176,6 +178,7 @@ class PciFacts(Struct, frozen=True):
     gpus: tuple[GpuFunction, ...] = ()
     identities: Mapping[str, str] = {}
     unread: tuple[UnreadValue, ...] = ()
+    guest: bool = False
 
 
 def scan(tree: Tree) -> PciFacts:
@@ -221,19 +224,26 @@ def scan(tree: Tree) -> PciFacts:
         else:
             functions[address] = function
     ordered = tuple(functions[address] for address in sorted(functions))
-    with sysfs.deciding("", "product"):
-        product = sysfs.read(tree.text, PRODUCT_FILE) or ""
+    product, guest = _product(sysfs)
     with sysfs.deciding("", "default_route"):
         default_route = default_route_netdevs(sysfs)
     pf_links = read_links(sysfs, ordered, default_route)
     return PciFacts(
-        product=product.strip() or None,
+        product=product,
+        guest=guest,
         functions=ordered,
         links=pf_links,
         unreadable=sysfs.unreadable(),
         gpus=gpus,
         unread=tuple(UnreadValue(*one) for one in sorted(sysfs.unread) if one[0] not in vfs),
     )
+
+
+def _product(sysfs: SysfsScan) -> tuple[str | None, bool]:
+    """Return the product name of the machine, and whether it is a virtual one."""
+    with sysfs.deciding("", "product"):
+        product = (sysfs.read(sysfs.tree.text, PRODUCT_FILE) or "").strip()
+    return product or None, is_virtual(sysfs.read(sysfs.tree.text, _VENDOR_FILE), product)
 
 
 def _listed_vfs(

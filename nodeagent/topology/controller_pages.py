@@ -234,7 +234,8 @@ class ControllerPages:
         """Since when nodes are away and GPUs in trouble. Of the leader alone: only it has a plan, so the leaf groups of
         nodes."""
         outcome, inputs = self._progress.outcome, self._fabric.parts.planner.inputs
-        if outcome is None or not (inputs.away or inputs.gpu_faults.of_node):
+        levels_away = inputs.no_agent | inputs.away
+        if outcome is None or not (levels_away or inputs.gpu_faults.of_node):
             return {}
         groups = {
             node: one.name
@@ -242,7 +243,7 @@ class ControllerPages:
             if one.tier_name == tier_name(LEAF)
             for node in one.nodes
         }
-        away = {node: one for node, one in inputs.away.items() if inputs.is_of_fabric(node)}
+        away = {node: one for node, one in levels_away.items() if inputs.is_of_fabric(node)}
         gpus = {node: those for node, those in inputs.gpu_faults.of_node.items() if node not in away}
         return {"away": away_series(away, groups), "gpus": gpu_series(gpus, groups)}
 

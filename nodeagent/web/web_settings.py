@@ -103,7 +103,7 @@ StateFileName = Annotated[
 ]
 OWN_NAMES = (
     "agent.sock", "claims", "cordons.json", "cordons.json.broken", "gpus.json", "health.json", "infiniband.json", "mps",
-    "neighbors.json", "over-uses.json", "rails.json", "requests.json", "slices.json",
+    "neighbors.json", "over-uses.json", "rails.json", "requests.json", "slices.json", "tell.sh",
 )  # fmt: skip
 """The other files and folders of the agent in its state folder."""
 

@@ -140,7 +140,7 @@ def test_the_history_replaces_no_other_file_of_the_agent(folder: str, name: str)
 
 def test_the_other_files_of_the_agent_are_those_of_its_forms() -> None:
     forms = {name.partition("/")[0] for name in FORMS} - {"history.json"}
-    assert set(OWN_NAMES) == forms | {"agent.sock", "cordons.json.broken", "mps"}
+    assert set(OWN_NAMES) == forms | {"agent.sock", "cordons.json.broken", "mps", "tell.sh"}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

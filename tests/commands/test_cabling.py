@@ -237,6 +237,48 @@ def test_a_plan_finds_a_wrong_port_and_a_node_without_a_report(
     )
 
 
+def plan_object(name: str, content: str, **more: str) -> str:
+    """As `kubectl create configmap cabling-plan --from-file=FILE --dry-run=client` makes it."""
+    data = {name: content, **more}
+    return json.dumps(
+        {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "cabling-plan"}, "data": data}
+    )
+
+
+def test_the_plan_may_be_among_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = hall()
+    planned = plan_of(made)
+    planned["su0-n02"]["rail1"]["port"] = "Eth1/64"
+    plan = write_plan(tmp_path / "plan.csv", planned)
+    reports = write(tmp_path / "links.json", made.reports())
+    source = tmp_path / "objects"
+    source.mkdir()
+    reports.rename(source / "links.json")
+    (source / "plan.json").write_text(plan_object("plan.csv", plan.read_text()))
+    found = states(capsys, "--from", source, "--plan", "-")
+    assert found == (1, {("elsewhere", "su0-n02", "rail1", "su0-leaf1", "su0-leaf1")})
+    assert found == states(capsys, "--from", source / "links.json", "--plan", plan)
+
+
+@pytest.mark.parametrize(
+    ("objects", "fault"),
+    [
+        ("", "no cabling plan for --plan -"),
+        (plan_object("a.csv", "x", **{"b.csv": "y"}), "2 cabling plans for --plan -"),
+        (plan_object("a.csv", "x"), "a.csv:1: "),
+    ],
+)
+def test_a_plan_that_is_not_among_the_objects_is_named(
+    objects: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "links.json", hall().reports())
+    if objects:
+        (tmp_path / "plan.json").write_text(objects)
+    assert main(["cabling", "--from", str(tmp_path), "--plan", "-"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, fault in said.err) == ("", True), said.err
+
+
 def test_cables_of_infiniband_come_from_the_operators_file_where_the_switch_does_not_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -534,6 +576,50 @@ def test_a_cell_of_csv_is_one_line_and_no_formula(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
+def test_watch_prints_documents_and_lines_of_csv_too(tmp_path: Path) -> None:
+    """First all that differ from the plan, then each link that has changed."""
+    for form in ("json", "csv"):
+        made = hall()
+        made.cables["su0-n01", 0] = "su1-leaf0"
+        source = write(tmp_path / "links.json", made.reports())
+        words = [
+            "cabling",
+            "--watch",
+            "1",
+            *(["-o", "json"] if form == "json" else ["--csv"]),
+            "--from",
+            str(source),
+        ]
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "nodeagent", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert watch.stdout is not None
+            lines = Lines(watch.stdout.fileno())
+
+            def document(lines: Lines = lines, form: str = form) -> list[tuple[str, str]]:
+                if form == "csv":
+                    state, _, _, node, *_ = next(csv.reader([lines.next()]))
+                    return [(node, state)]
+                text = ""
+                while not text.endswith("\n]\n"):
+                    text += lines.next()
+                return [(one["node"], one["state"]) for one in json.loads(text)]
+
+            if form == "csv":
+                assert lines.next().startswith("state,")
+            assert document() == [("su0-n01", "elsewhere")]
+            made.cables["su0-n01", 0] = "su0-leaf0"
+            write(tmp_path / "new.json", made.reports()).rename(source)
+            assert document() == [("su0-n01", "planned")]
+        finally:
+            watch.kill()
+            watch.communicate(timeout=LIMIT_S)
+
+
 def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
     made = hall()
     source = write(tmp_path / "links.json", made.reports())

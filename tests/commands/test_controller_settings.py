@@ -174,6 +174,26 @@ async def test_of_two_controllers_the_one_beside_the_reports_counts(
         assert "Nothing to write." in out
 
 
+async def test_the_fragments_of_components_count_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = BISECTION.replace("tiers: {assumeFullBisection: true}\n", "")
+    fragments = config_map("", rails="not read")
+    fragments["metadata"]["name"] += "-features"
+    fragments["data"] = {"kueue.yaml": BISECTION, "notes": "not: [read"}
+    async with led(BISECTION, config_map(text), fragments) as server:
+        code, out, err = await said(server, tmp_path, capsys, "plan")
+        assert (code, err) == (0, "")
+        assert "Nothing to write." in out
+        fragments["data"]["more.yaml"] = BISECTION
+        server.put(fragments)
+        _, _, err = await said(server, tmp_path, capsys, "plan")
+        assert (
+            "tiers.assumeFullBisection: is set twice, in ConfigMap nodeagent/nodeagent-controller-features kueue"
+            in err
+        )
+
+
 async def test_a_file_in_fabric_counts_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "fabric.yaml").write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n")
     async with led(BISECTION, config_map(BISECTION)) as server:

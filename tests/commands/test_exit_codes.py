@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, str]] = {
     "rails check": {"blind": "a b --root EMPTY"},
     "health --problem": {"blind": "links --root EMPTY"},
     "config check": {"good": "CONFIG", "found": "BAD", "blind": "NOWHERE"},
+    "config from": {"good": "sriovdp THEIRS", "found": "sriovdp LOST", "blind": "sriovdp NOWHERE"},
     "health": {"good": "--root MACHINE", "unknown": "nic99 --root MACHINE"},
     "scan": {"good": "--root MACHINE"},
     "neighbors": {"good": "--root INFINIBAND", "blind": "--root MACHINE"},
@@ -56,6 +57,7 @@ CASES: dict[str, dict[str, str]] = {
         "blind": "",
     },
     "claim": {"good": "--gpu-mem 40Gi"},
+    "tell": {"good": "vllm", "unknown": "vlm"},
     "completion": {"good": "bash"},
     "config defaults": {"good": ""},
     "config schema": {"good": ""},
@@ -101,6 +103,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "BAD": "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresorces: []\n",
         "CONFIG": "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n",
         "VFS": VFS,
+        "THEIRS": '{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["b"]}}]}',
+        "LOST": '{"resourceList": [{"resourceName": "a", "selectors": {"pKeys": ["b"]}}]}',
     }
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -185,12 +189,14 @@ async def test_an_unknown_name_gets_a_similar_one(
     assert main(["explain", "gpu-04", "--from", str(ROOT / SAMPLE)]) == 2
     assert "similar are gpu-004" in capsys.readouterr().err
     assert await asyncio.to_thread(main, ["health", "nic11", "--root", places["MACHINE"]]) == 2
-    assert "did you mean nic1?" in capsys.readouterr().err
+    assert "; similar are nic1" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, ["health", "gpu 1", "--root", places["MACHINE"]]) == 2
+    assert "; similar are GPU1; there are:" in capsys.readouterr().err
     assert main(["cordon", "nic9", "--reason", "x", *two_entries]) == 2
     assert "there are: nic0" in capsys.readouterr().err
     async with cluster(tmp_path) as (_, verb):
         assert await verb("su0-leaf00", "--until", "1h") == 2
-        assert "did you mean su0-leaf0?" in capsys.readouterr().err
+        assert "similar are su0-leaf0" in capsys.readouterr().err
 
 
 def test_the_manual_and_the_help_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:

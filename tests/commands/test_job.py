@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,71 @@ def test_a_name_of_several_or_of_no_job_is_refused_with_the_candidates(
     assert str(raised.value).startswith(said)
 
 
+GROUPS = known(
+    *(f"a/LeaderWorkerSet/llama-{n}" for n in range(8)),
+    "a/PodCliqueSet/one-0",
+    "a/Job/batch-0",
+    "b/Deployment/x-1",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("llama-3", "a/LeaderWorkerSet/llama-3"),
+        ("lws/llama-3", "a/LeaderWorkerSet/llama-3"),
+        ("one", "a/PodCliqueSet/one-0"),
+        ("PodCliqueSet/one", "a/PodCliqueSet/one-0"),
+        ("deploy/x-1", "b/Deployment/x-1"),
+    ],
+)
+def test_a_group_has_a_name_and_the_only_one_of_a_set_has_its_name_too(name: str, found: str) -> None:
+    assert job.chosen(GROUPS, name, None) == JobKey(*found.split("/"))
+
+
+def test_a_set_with_several_groups_names_them_and_a_number_at_the_end_makes_no_set_of_a_job() -> None:
+    with pytest.raises(job.JobNameError) as raised:
+        job.chosen(GROUPS, "llama", None)
+    assert str(raised.value) == (
+        "llama has 8 groups, each a job: "
+        + "; ".join(f"nodeagent job -n a LeaderWorkerSet/llama-{n}" for n in range(6))
+        + "; 2 more"
+    )
+    for name in ("batch", "x", "one-"):
+        with pytest.raises(job.JobNameError, match="no job with pods that run is called"):
+            job.chosen(GROUPS, name, None)
+
+
+def test_roles_are_shown_with_their_leaf_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = (("prefill", "su0-n00"), ("prefill", "su0-n01"), ("decode", "su1-n00"), ("router", ""))
+    pods = [job_pods.of_podcliqueset("llama", role, n, node=node) for n, (role, node) in enumerate(places)]
+    source = file(scene()[0], pods, tmp_path)
+    assert main(["job", "llama", "--from", source]) == 0
+    shown = capsys.readouterr().out
+    assert "PodCliqueSet ml/llama-0: 4 pods on 3 nodes" in shown
+    assert re.search(
+        r"^roles: decode \(1 pod in \S+\), prefill \(2 pods in \S+\), router \(1 pod\)$", shown, re.MULTILINE
+    )
+    assert main(["job", "llama", "--json", "--from", source]) == 0
+    made = json.loads(capsys.readouterr().out)["job"]
+    assert [pod["role"] for pod in made["pods"]] == [role for role, _ in places]
+
+
+def test_an_input_with_pods_of_no_job_is_not_told_that_pods_are_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pods = [
+        job_pods.of_daemonset("exporter", node="su0-n00"),
+        job_pods.of_job("eval", node="su0-n00", phase="Succeeded"),
+    ]
+    source = file(scene()[0], pods, tmp_path)
+    assert main(["job", "llama", "--from", source]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "of the 2 pods here none is of a job and has not ended; jobs are Job, " in error
+    assert "LeaderWorkerSet" in error
+    assert "a file needs" not in error
+
+
 def test_an_input_without_pods_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -363,8 +429,25 @@ def test_the_document_has_the_envelope_of_trouble(tmp_path: Path, capsys: pytest
     assert found["pods"][0] == {
         "name": "llama-node-0-0-abcde",
         "node": "su0-n00",
+        "role": "node",
         "links": ["rail0", "rail1", "rail2", "rail3"],
     }
+
+
+@pytest.mark.parametrize("with_vfs", [True, False])
+def test_a_deployment_shares_leaf_groups_only_with_vfs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, with_vfs: bool
+) -> None:
+    reports, pods = scene()
+    web = job_pods.of_deployment("web", node="su0-n03")["metadata"]["name"]
+    reports = [
+        held(report, [("ml", web)] if with_vfs else []) if report.node_name == "su0-n03" else report
+        for report in reports
+    ]
+    assert main(["job", "JobSet/llama", "--json", "--from", file(reports, pods, tmp_path)]) == 0
+    sharers = json.loads(capsys.readouterr().out)["job"]["sharers"]
+    assert ("Deployment ml/web" in sharers) is with_vfs
+    assert "MPIJob ml/bert" in sharers
 
 
 async def test_the_pods_of_a_cluster_are_read_with_the_rights_of_the_user(
@@ -407,5 +490,5 @@ def test_watching_goes_on_when_the_job_has_ended(
     assert main(["job", "llama", "--watch", "5", "--from", source]) == 130
     printed = capsys.readouterr()
     assert "1 trouble." in printed.out
-    assert "no pod of a job in this input" in printed.err
+    assert "no pods in this input" in printed.err
     assert waits == [5, 5]

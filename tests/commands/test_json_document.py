@@ -35,10 +35,10 @@ OF_A_NODE = {
 OF_A_FABRIC = {
     "trouble": "trouble --json --from HALL",
     "job": "job llama --json --from HALL",
-    "plan": "plan --json --from HALL",
+    "plan": "plan -o json --from HALL",
     "explain": "explain su0-n00 --json --from HALL",
     "explain SWITCH": "explain su0-leaf0 --json --from HALL",
-    "topology": "topology --format json --from HALL",
+    "topology": "topology -o json --from HALL",
     "cabling": "cabling --all --json --from HALL",
 }
 OTHER_FORMS = {"decode": "the time and the sender of each frame"}

@@ -147,7 +147,13 @@ async def test_a_missing_right_is_said_once(tmp_path: Path, capsys: pytest.Captu
         (["--until", "2h"], 2, "name a link (gpu-17/nic3), a node or a switch"),
         (["node-99", "--until", "2h"], 2, "node-99: no node, NODE/nic3 or switch is called so"),
         (["nic0", "--until", "2h"], 2, "nic0: no node, NODE/nic3 or switch is called so"),
-        (["node-00/nic7", "--until", "2h"], 2, "is called so; did you mean node-00/nic1?"),
+        (["node-00/nic7", "--until", "2h"], 2, "is called so; similar are node-00/nic"),
+        (
+            ["leaf1", "--until", "2h"],
+            2,
+            "leaf1: no node, NODE/nic3 or switch is called so; similar are su0-leaf1, su1-leaf1",
+        ),
+        (["node-1", "--until", "2h"], 2, "similar are "),
         (["node-00", "--end"], 2, "node-00: it is not under maintenance; `nodeagent maintain` lists what is"),
     ],
 )
@@ -282,3 +288,77 @@ def test_without_a_cluster_the_remedy_is_an_option_of_the_verb(
         said = capsys.readouterr().err
         assert sentence in said
         assert ("--from" in said) is (verb == "trouble")
+
+
+def given(server: ApiServer, file: Path) -> Path:
+    """The Nodes and reports of the cluster, one object in each line, as `kubectl nodeagent` pipes them."""
+    objects = [
+        {"kind": kind, **found}
+        for kind, plural, space in (("NodeLinks", "nodelinks", "nodeagent"), ("Node", "nodes", None))
+        for name in [f"node-{unit}{number}" for unit in range(2) for number in range(4)] + ["cpu-1"]
+        if (found := server.find(plural, name, space)) is not None
+    ]
+    file.write_text("".join(json.dumps(one) + "\n" for one in objects))
+    return file
+
+
+async def test_patches_for_objects_of_a_file_are_what_the_verb_would_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        words = ["maintain", "su1-leaf0", "cpu-1", "--until", "2100-01-01T00:00:00Z", "--author", "ann"]
+        file = str(given(server, tmp_path / "objects"))
+        seen = len(server.requests)
+        assert await asyncio.to_thread(main, [*words, "--from", file]) == 0
+        assert len(server.requests) == seen, "it asks no server"
+        lines = capsys.readouterr().out.splitlines()
+        patches = [line.split("\t") for line in lines if line.startswith("patch\t")]
+        said = lines[len(patches) :]
+        assert await verb(*words[1:]) == 0
+        assert said == capsys.readouterr().out.splitlines()
+        assert {(kind, space, name) for _, kind, space, name, *_ in patches} == {
+            ("nodes", "-", "cpu-1"),
+            *(("nodes", "-", f"node-1{i}") for i in range(4)),
+            *(("nodelinks", "nodeagent", f"node-1{i}") for i in range(4)),
+        }  # fmt: skip
+        for _, kind, space, name, patch, before in patches:
+            made = json.loads(patch)["metadata"]
+            assert made.keys() == {"resourceVersion", "annotations"}
+            written = server.find(kind, name, None if space == "-" else space)
+            assert written is not None
+            now, stored = (
+                read_maintenance(one["annotations"][MAINTENANCE_LABEL])[0]
+                for one in (made, written["metadata"])
+            )
+            assert [(it.link, it.switch, it.until) for it in now] == [
+                (it.link, it.switch, it.until) for it in stored
+            ]
+            assert json.loads(before) == ""
+        again = str(given(server, tmp_path / "again"))
+        assert await asyncio.to_thread(main, ["maintain", "--json", "--from", again]) == 0
+        listed = json.loads(capsys.readouterr().out)
+        assert (listed["cluster"], listed["source"], len(listed["maintenance"])) == (None, again, 5)
+        assert await asyncio.to_thread(main, ["maintain", "cpu-1", "--end", "--from", again]) == 0
+        (patch, _) = capsys.readouterr().out.splitlines()
+        *_, text, before = patch.split("\t")
+        assert json.loads(text)["metadata"]["annotations"] == {MAINTENANCE_LABEL: None}
+        assert read_maintenance(json.loads(before))[0][0].author == "ann"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"kind": "Node"}\n{"kind": "Node", "metadata": {"name": 3}}\n',
+        '{"kind": "Node", "metadata": {"name": "a", "annotations": null}}\n',
+        '{"kind": "NodeLinks", "metadata": {"name": "a"}, "nodeName": "a", "links": []}\n',
+    ],
+)
+def test_objects_that_say_nothing_are_under_no_maintenance(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "objects"
+    file.write_text(text)
+    assert main(["maintain", "--from", str(file)]) == 0
+    assert capsys.readouterr().out == "Nothing is under maintenance.\n"
+    assert main(["maintain", "b", "--until", "1h", "--from", str(file)]) == 2
+    assert main(["maintain", "b", "--until", "1h", "--from", str(tmp_path / "none")]) == 2

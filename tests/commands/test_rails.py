@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from nodeagent.cli import main
 from nodeagent.console import agent_query
@@ -160,6 +161,8 @@ def test_a_check_is_good_bad_or_impossible(
     assert read["node"]
     assert read["time"]
     assert (read["source"], read["to"], read["rails"][0]["sent"]) == ("/run/agent.sock", "gpu-2", 90)
+    found, out, _ = checked(monkeypatch, capsys, result, "-o", "yaml")
+    assert (found, yaml.safe_load(out)["rails"]) == (status, read["rails"])
 
 
 def test_a_check_that_cannot_be_made_says_why(

@@ -188,3 +188,19 @@ def test_a_watch_in_a_pipe_prints_one_moment_below_the_other() -> None:
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.stdout.splitlines() == ["state 0", "state 1", "state 2"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "longest"),
+    [("60", 60), ("", 200), ("wide", 200), ("100000", 200)],
+    ids=["60", "none", "text", "huge"],
+)
+def test_a_terminal_elsewhere_has_the_width_that_its_caller_gives(columns: str, longest: int) -> None:
+    """`kubectl nodeagent` passes the columns of its terminal: the verb writes into a pipe."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nodeagent", "topology", "--from", "docs/samples/nodelinks.yaml"],
+        capture_output=True, text=True, timeout=60, check=True, cwd=Path(__file__).parents[2],
+        env=dict(os.environ) | {"NODEAGENT_COLUMNS": columns},
+    )  # fmt: skip
+    most = max(map(len, done.stdout.splitlines()))
+    assert (most <= 60) is (longest == 60)

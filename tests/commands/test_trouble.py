@@ -280,7 +280,10 @@ def test_a_wrong_cable_is_told_once(tmp_path: Path) -> None:
     assert (one.what, one.where, one.remedy) == (
         "miscabled",
         "su0-n00 rail2",
-        "move the cable to the switch in the message",
+        "move the cable to su0-leaf2",
+    )
+    assert one.details[0].startswith(
+        "rail2 of su0-n00 is cabled to su1-leaf2, a switch of another leaf group"
     )
     miscabled = changed(
         made,
@@ -347,6 +350,37 @@ async def test_the_jobs_of_a_cluster_are_named_where_its_pods_may_be_read(
     assert ("  jobs: Job ml/llm\n" in out) == may
     assert ("the jobs of the pods are not known" in err) == (not may)
     assert asked == {("list", "ml")}
+
+
+def test_a_namespace_has_the_troubles_of_its_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = hall()
+    made.cables["su0-n00", 2] = "su1-leaf2"
+    made.cables["su0-n05", 1] = "su1-leaf1"
+    reports = [
+        with_pod(report, "train-0", "rail1") if report.node_name == "su0-n05" else report
+        for report in made.reports()
+    ]
+    write(tmp_path / "reports.json", reports)
+    for namespace, nodes in (("ml", ["su0-n05"]), ("m", []), ("", [])):
+        code = main(["trouble", "-n", namespace, "--from", str(tmp_path), "--json"])
+        found = json.loads(capsys.readouterr().out)["troubles"]
+        assert [one["links"][0]["node"] for one in found] == nodes
+        assert code == bool(nodes)
+
+
+def test_a_watch_prints_whole_documents_too() -> None:
+    words = ["trouble", "--watch", "1", "-o", "json", "--from", str(ROOT / "docs/samples/nodelinks.yaml")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "nodeagent", *words], stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        for _ in range(2):
+            text = ""
+            while not text.endswith("\n}\n"):
+                text += program.stdout.readline()
+            assert json.loads(text)["nodes"] > 0
+        program.stdout.close()
+        assert program.wait(60) == 0
 
 
 def test_watching_ends_with_the_reader_of_its_pipe() -> None:

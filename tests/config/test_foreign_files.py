@@ -36,6 +36,11 @@ def refused(text: str) -> str:
         ),
         ("selectors: {}", "resources[0].selectors: unknown key; here it is select"),
         ("vfIndexes: ['0-3'], select: {}", "resources[0].vfIndexes: unknown key; it is a list of select"),
+        ("needVhostNet: true", "resources[0].needVhostNet: unknown key; here it is vhostNet"),
+        (
+            "select: {needVhostNet: true}",
+            "resources[0].select.needVhostNet: unknown key; here it is vhostNet, beside select",
+        ),
         (
             "select: {netdevs: ['ens1f0#0-3,7']}",
             'resources[0].select.netdevs[0]: "ens1f0#0-3,7" names VFs: write ens1f0, and vfIndexes: ["0-3", "7"]',
@@ -56,20 +61,20 @@ def test_a_netdev_with_a_number_sign_is_a_name_like_others() -> None:
     [
         (
             '{"resourceList": [{"resourceName": "a"}]}',
-            f"sriov-network-device-plugin: {PAGE}sriov-network-device-plugin",
+            f"sriov-network-device-plugin: `nodeagent config from sriovdp FILE` converts it ({PAGE}sriov-network-",
         ),
         (
             "version: v1\nsharing: {timeSlicing: {}}\n",
-            f"NVIDIA's device plugin: {PAGE}nvidia-device-plugin-nvidiacomgpu",
+            f"NVIDIA's device plugin: `nodeagent config from nvidia FILE` converts it ({PAGE}nvidia-device-plugin-",
         ),
         (
             "version: v1\nflags: {migStrategy: none}\n",
-            f"NVIDIA's device plugin: {PAGE}nvidia-device-plugin-nvidiacomgpu",
+            f"NVIDIA's device plugin: `nodeagent config from nvidia FILE` converts it ({PAGE}nvidia-device-plugin-",
         ),
         ("configList: []\n", "k8s-rdma-shared-dev-plugin"),
         (
             "kind: SriovNetworkNodePolicy\nspec: {}\n",
-            f"the SR-IOV network operator: {PAGE}sriov-network-device-plugin",
+            f"the SR-IOV network operator: `nodeagent config from sriov-operator FILE` converts it ({PAGE}sriov-",
         ),
         ("kind: ConfigMap\ndata: {}\n", "a ConfigMap: give the text of its key alone"),
     ],

@@ -33,6 +33,7 @@ STARTED: dict[str, Any] = {
     "outputs": ["hypernodes", "labels", "slurm", "nodefeaturegroups"],
     "minLinks": 2,
     "fabrics": [{"fabric": "compute", "nodes": ["gpu-*"]}],
+    "expectedValues": [{"value": "MTU", "like": "9000"}],
     "switches": {"addresses": [{"switch": "leaf-1", "address": "10.0.0.1"}]},
 }
 OTHER: dict[str, Any] = {
@@ -53,6 +54,8 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "web.keyFile": ("web.certificateFile",),
     "web.clientCaFile": ("web.certificateFile",),
     "web.tokenFile": ("web.certificateFile",),
+    "expectedValues[].value": ("expectedValues[].like",),
+    "expectedValues[].like": ("expectedValues[].value",),
 }
 """Settings that need others beside them."""
 

@@ -540,6 +540,76 @@ WRONG_FOR_THE_CONTROLLER: dict[str, Callable[[dict[str, Any]], object]] = {
     ),
 }
 
+WRONG_FOR_OPERATORS: dict[str, Callable[[dict[str, Any]], object]] = {
+    **{name: change for name, change in WRONG_FOR_ALL.items() if name != "planned work"},
+    "planned work without end": lambda made: made["metadata"]["annotations"].update(
+        {MAINTENANCE_LABEL: "a" * 65_537}
+    ),
+    "another's annotation beside it": lambda made: made["metadata"]["annotations"].update(WORK, note="2"),
+    "its deletion": lambda made: made["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"),
+    "a label of the agent": lambda made: made["metadata"]["labels"].update(
+        {"nodeagent.io/link-degraded": "1"}
+    ),
+}
+OPERATE = ("create", "nodeagent.io", "maintenance")
+
+
+def operated(change: Callable[[dict[str, Any]], object]) -> Request:
+    """By a person with the role nodeagent-operate."""
+    return replace(patch("ann", change), may=frozenset((OPERATE,)))
+
+
+def test_who_operates_begins_and_ends_planned_work(everything: list[Manifest]) -> None:
+    begun = operated(lambda made: made["metadata"]["annotations"].update(WORK))
+    assert refusals(everything, begun) == []
+    assert refusals(everything, replace(begun, object=begun.old, old=begun.object)) == []
+    first = node(lambda made: made["metadata"].pop("annotations"))
+    assert refusals(everything, replace(begun, old=first, object=node_with_work(first))) == []
+    assert refusals(everything, replace(begun, old=node_with_work(first), object=first)) == []
+    of_report = replace(
+        begun, resource="nodeagent.io:nodelinks", old=report(), object=report(annotations=WORK)
+    )
+    assert refusals(everything, of_report) == []
+    versioned = report(
+        annotations=WORK, resourceVersion="2", generation=2, managedFields=[{"manager": "kubectl"}]
+    )
+    assert refusals(everything, replace(of_report, object=versioned)) == []
+
+
+def node_with_work(made: dict[str, Any]) -> dict[str, Any]:
+    return made | {"metadata": made["metadata"] | {"annotations": WORK}}
+
+
+@one_item("case", WRONG_FOR_OPERATORS)
+def test_who_operates_changes_nothing_else_of_a_node(case: str, everything: list[Manifest]) -> None:
+    assert refusals(everything, operated(WRONG_FOR_OPERATORS[case]))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        report() | {"links": []},
+        report() | {"nodeName": "dgx-002"},
+        report() | {"more": 1},
+        {key: value for key, value in report().items() if key != "links"},
+        report(labels={"a": "b"}),
+        report(annotations={"a": "b"}),
+    ],
+)
+def test_who_operates_forges_no_report(changed: dict[str, Any], everything: list[Manifest]) -> None:
+    forged = Request(
+        "UPDATE", "nodeagent.io:nodelinks", "dgx-001", "ann", {}, changed, report(), "nodeagent", frozenset((OPERATE,))
+    )  # fmt: skip
+    assert refusals(everything, forged)
+
+
+def test_the_limits_of_who_operates_are_nobody_elses(everything: list[Manifest]) -> None:
+    """Those of administrators, who may do all, and of programs with a right to patch Nodes."""
+    cordon = operated(lambda made: made["spec"].update(unschedulable=True))
+    assert refusals(everything, cordon)
+    assert refusals(everything, replace(cordon, may=frozenset())) == []
+    assert refusals(everything, replace(cordon, may=frozenset((OPERATE, ("update", "", "nodes"))))) == []
+
 
 @one_item("case", [*WRONG_FOR_ALL, *WRONG_FOR_AGENTS])
 def test_an_agent_changes_nothing_else_of_its_node(case: str, everything: list[Manifest]) -> None:
@@ -825,6 +895,8 @@ def test_every_policy_is_bound_and_names_existing_accounts(every_policy: list[Ma
     bound = {one["spec"]["policyName"] for one in of_kind(every_policy, "ValidatingAdmissionPolicyBinding")}
     for policy in of_kind(every_policy, "ValidatingAdmissionPolicy"):
         assert policy["metadata"]["name"] in bound
+        if policy["metadata"]["name"] == "nodeagent-operate":  # of people, whom no account names
+            continue
         (condition,) = policy["spec"]["matchConditions"]
         assert any(f'== "{account}"' in condition["expression"] for account in accounts)
 
@@ -851,6 +923,7 @@ POLICIES = {
         *(patch(CONTROLLER, change) for change in WRONG_FOR_ALL.values()),
         replace(patch(CONTROLLER, lambda _made: None), operation="DELETE"),
     ],
+    "nodeagent-operate": [operated(change) for change in WRONG_FOR_OPERATORS.values()],
 }
 
 

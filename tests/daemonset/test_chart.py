@@ -19,6 +19,7 @@ import yaml
 from msgspec import to_builtins
 
 from nodeagent import __version__
+from nodeagent.agent_config import load as load_agent
 from nodeagent.commands.config import default_file
 from nodeagent.controller_config import FabricConfig, load_fabric
 from tests.kubelet.test_kubelet_folders import check as check_folders
@@ -70,7 +71,8 @@ def test_the_templates_are_generated_from_the_kustomization() -> None:
     there = {
         str(path.relative_to(CHART))
         for folder in ("templates", "files")
-        for path in (CHART / folder).rglob("*.yaml")
+        for path in (CHART / folder).rglob("*.*")
+        if path.name != "NOTES.txt"
     }
     there.add("README.md")
     assert there == set(made)
@@ -602,15 +604,19 @@ def test_a_configuration_that_has_its_line_is_written_as_it_is() -> None:
         ({"jobs": {"enabled": True}, **HOLDERS}, {"jobs": False},
          ("jobs.enabled is true", "jobs: false")),
         ({"startupTaint": {"enabled": True}}, {"nodes": {"startupTaint": False}}, ("nodes.startupTaint: false",)),
-        ({"marks": {"enabled": True}}, {"minLinks": 1}, ("marks.enabled needs minLinks",)),
-        ({"jobs": {"enabled": True}}, {}, ("jobs.enabled needs cluster.reportHolders: true",)),
-        ({"rails": {"enabled": True}}, PROBE, ("rails.enabled needs rails.probe: true in config",)),
-        ({"rails": {"enabled": True}, "config": HEADER | PROBE}, {},
+        ({"marks": {"enabled": True}}, {"nodes": {"minLinksCondition": False, "minLinksTaint": False}},
+         ("marks.enabled needs minLinks",)),
+        ({"jobs": {"enabled": True}, "config": HEADER | {"cluster": {"reportHolders": False}}}, {},
+         ("jobs.enabled needs cluster.reportHolders: true",)),
+        ({"rails": {"enabled": True}, "config": HEADER | {"rails": {"probe": False}}}, PROBE,
+         ("rails.enabled needs rails.probe: true in config",)),
+        ({"rails": {"enabled": True}, "config": HEADER | PROBE}, {"rails": {"probe": False}},
          ("rails.enabled needs rails.probe: true in controller.fabric",)),
         ({"kueue": {"enabled": True}}, {"labels": {"keys": ["example.com/rack-{tier}"]}},
          ("kueue.enabled needs the label key topology.nodeagent.io/tier-{tier}", "labels.keys")),
         ({"kueue": {"enabled": True}}, {"outputs": ["hypernodes"]}, ("kueue.enabled needs labels in outputs",)),
-        ({"jobs": {"enabled": True}, "pools": {"a": {"nodeSelector": {"a": "b"}, "config": HEADER}}}, {},
+        ({"jobs": {"enabled": True}, "pools": {"a": {"nodeSelector": {"a": "b"},
+          "config": HEADER | {"cluster": {"reportHolders": False}}}}}, {},
          ("jobs.enabled needs cluster.reportHolders: true",)),
     ],
 )  # fmt: skip
@@ -647,23 +653,61 @@ USING = [
 
 
 @pytest.mark.parametrize(("value", "settings"), USING)
-def test_a_part_that_only_the_configuration_of_agents_uses_is_refused_without_it(
+def test_a_part_that_only_the_configuration_of_agents_uses_brings_its_settings(
     value: str, settings: dict[str, Any]
 ) -> None:
-    import helm_python as helm
-
+    """Where no configuration uses it. One that does stays as it is, and so do those of other pools then."""
     needed = {"nodeConditions": "volcanoDeviceshare", "dra": "migClaims"}
     on = {part: {"enabled": value == user} for part, user in needed.items()} | {value: {"enabled": True}}
     pool = {"nodeSelector": {"a": "b"}}
     unused = HEADER | resource() | {"cluster": {"evict": {"taint": False}, "taint": {"railsDown": 3}}}
-    for values in ({}, {"config": unused}, {"config": yaml.safe_dump(unused)},
-                   {"config": HEADER | settings, "pools": {"a": pool | {"config": unused}}}):  # fmt: skip
-        with pytest.raises(helm.HelmError, match=r"enabled needs .* in config or in the config of a pool"):
-            render(on | values)
+    own = (CHART / "files" / "nodeagent.yaml").read_text()
+    for name, text, values in (
+        ("", own, {}),
+        ("", yaml.safe_dump(unused), {"config": unused}),
+        ("", yaml.safe_dump(unused), {"config": yaml.safe_dump(unused)}),
+        ("-a", yaml.safe_dump(unused),
+         {"config": HEADER | settings, "pools": {"a": pool | {"config": unused}}}),
+    ):  # fmt: skip
+        held = named(render(on | values), "ConfigMap", f"nodeagent{name}")["data"]["nodeagent.yaml"]
+        before, after = load_agent(text, name="given"), load_agent(held, name="chart")
+        assert before != after
+        assert (after.cluster.taint.rails_down == 3) is bool(values)
     config = HEADER | settings
     both = {"a": pool | {"config": unused}, "b": pool | {"config": config}}
+    if on.keys() & needed.keys() and any(on[part]["enabled"] for part in on.keys() & needed.keys() - {value}):
+        return  # the other part brings its own
     for values in ({"config": config}, {"config": yaml.safe_dump(config)}, {"pools": both}):
-        assert render(on | values)
+        made = render(on | values)
+        for name, given in {"-a": unused, "-b": config}.items() if "pools" in values else (("", config),):
+            held = named(made, "ConfigMap", f"nodeagent{name}")["data"]["nodeagent.yaml"]
+            assert yaml.safe_load(held) == given
+
+
+def test_what_a_configuration_says_stays_beside_what_a_part_brings() -> None:
+    given = HEADER | {"cluster": {"taint": {"railsDown": 4}}, "gpu": {"mps": {"clients": 2}}}
+    on = {"nodeConditions": {"enabled": True}, "mps": {"enabled": True}, "observe": {"enabled": False}}
+    held = named(render(on | {"config": given}), "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
+    config = load_agent(held, name="chart")
+    assert (config.cluster.taint.enabled, config.cluster.taint.rails_down) == (True, 4)
+    assert (config.offer.enforcement, config.gpu.mps.clients) == ("mps", 2)
+
+
+def test_evictions_mark_no_node_without_the_right() -> None:
+    def evict(**on: Any) -> Any:
+        text = named(render({"evictions": {"enabled": True}, **on}), "ConfigMap", "nodeagent")["data"]
+        return load_agent(text["nodeagent.yaml"], name="chart").cluster.evict
+
+    assert (evict().enabled, evict().taint) == (True, False)
+    assert evict(nodeConditions={"enabled": True}).taint
+
+
+def test_agents_that_only_observe_offer_nothing_unless_a_configuration_says_so() -> None:
+    on = {"observe": {"enabled": True}}
+    text = named(render(on), "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
+    assert load_agent(text, name="chart").resources == ()
+    text = named(render(on | {"config": HEADER}), "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
+    assert load_agent(text, name="chart").resources
 
 
 def test_the_holders_of_one_pool_are_enough_for_jobs() -> None:
@@ -992,8 +1036,6 @@ def test_a_field_of_an_endpoint_that_the_chart_writes_is_refused(part: str, name
 
 def test_the_web_of_the_values_is_a_configuration_that_both_accept() -> None:
     """The comment on `webSecret` shows what the configurations must have."""
-    from nodeagent.agent_config import load as load_agent
-
     shown = re.findall(r"#\s+(web: \{certificateFile: .*\})", (CHART / "values.yaml").read_text())
     (web,) = shown
     agent = load_agent(f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{web}\n", name="values")

@@ -56,6 +56,7 @@ def configured(base: Path, name: str, more: str = "") -> Path:
     folder = base / "config"
     folder.mkdir()
     (folder / "nodeagent.yaml").write_text(CONFIGS[name].read_text() + more)
+    (folder / "nodeagent.d").mkdir()  # as the kubelet makes it for the mount in this folder
     return folder
 
 

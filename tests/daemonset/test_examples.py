@@ -66,6 +66,7 @@ def test_every_supported_system_has_an_example() -> None:
         "kuberay",
         "kueue",
         "large-clusters",
+        "lws",
         "mpi-operator",
         "multus-sriov",
         "node-problem-detector",

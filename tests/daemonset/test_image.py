@@ -239,6 +239,7 @@ def test_the_packages_of_the_image_are_the_tested_versions() -> None:
         return set(re.findall(r"^([a-z0-9-]+==\S+)", (ROOT / "hack" / name).read_text(), re.M))
 
     assert pins("requirements-run.txt") <= pins("requirements.txt")
+    assert pins("requirements-run.txt") < pins("requirements-demo.txt") < pins("requirements.txt")
     assert len(pins("requirements-run.txt")) > 6
 
 

@@ -577,7 +577,7 @@ def test_the_switch_credentials_are_readable_at_the_configured_path() -> None:
 def test_only_the_overlay_with_the_right_to_mark_enables_marks() -> None:
     for overlay in OVERLAYS:
         for one in of_kind(built(overlay), "ConfigMap"):
-            if "fabric.yaml" in one["data"]:
+            if "fabric.yaml" in one.get("data", {}):
                 fabric = load_fabric(one["data"]["fabric.yaml"], name=overlay)
                 asked = (fabric.nodes.min_links_condition, fabric.nodes.min_links_taint)
                 assert asked == ((overlay == "overlays/marks"),) * 2

@@ -424,6 +424,7 @@ async def test_the_rights_of_the_controller_are_sufficient_and_all_are_used() ->
 
 CONTROLLER_GRANTS = [
     *((verb, "nodeagent.io", "nodelinks") for verb in ("list", "watch")),
+    *((verb, "", "pods") for verb in ("list", "watch")),
     *((verb, "coordination.k8s.io", "leases") for verb in ("create", "get", "patch")),
     *((verb, "", "nodes") for verb in ("list", "watch", "patch")),
     *((verb, "topology.volcano.sh", "hypernodes") for verb in ("list", "watch", "create", "patch", "delete")),
@@ -509,7 +510,7 @@ def agent_pod(node: str, *, ready: bool = True) -> dict[str, Any]:
     }
 
 
-STARTUP_GRANTS = [("get", "", "nodes"), ("list", "", "pods"), ("watch", "", "pods")]
+STARTUP_GRANTS = [("get", "", "nodes")]
 
 
 async def test_the_start_up_taint_needs_exactly_the_rights_of_its_overlay(
@@ -754,7 +755,8 @@ async def test_without_a_right_for_the_jobs_the_controller_names_it(
     grant: Grant, caplog: pytest.LogCaptureFixture
 ) -> None:
     manifests = built("overlays/jobs")
-    (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
+    every = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
+    (found,) = (one for one in every if one[0]["kind"] == "ClusterRole")
     caplog.set_level(logging.INFO)
     async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
         await missed(server, jobs_at_work(server), grant, caplog)

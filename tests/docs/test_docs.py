@@ -154,7 +154,7 @@ def test_the_messages_that_it_quotes_exist(page: str) -> None:
 
 def test_every_configuration_in_the_migration_notes_is_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "migration.md").read_text(), re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
         assert load(head + block, name="migration.md").resources

@@ -250,6 +250,15 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         machine_checks.machine_findings(replace(GOOD_MACHINE, boot_id=None), DEFAULT),
     ),
     ("note sriov_absent", nic_checks.nic_findings(of_nics(structs.replace(PF, total_vfs=None)), DEFAULT)),
+    (
+        "note sriov_guest",
+        nic_checks.nic_findings(
+            replace(
+                nic_checks.NicFacts(PciFacts(guest=True, functions=(structs.replace(PF, total_vfs=None),)))
+            ),
+            DEFAULT,
+        ),
+    ),
     ("warn vfs_none", nic_checks.nic_findings(of_nics(structs.replace(PF, num_vfs=0)), DEFAULT)),
     ("warn vfs_differ", nic_checks.nic_findings(of_nics(), EIGHT)),
     ("fix vfs_too_many", nic_checks.nic_findings(of_nics(), MANY)),

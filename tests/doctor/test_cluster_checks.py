@@ -279,6 +279,23 @@ async def test_an_unreachable_api_server_and_a_refused_token_are_findings(tmp_pa
     assert str(tmp_path / "absent") in (seen.error or "")
 
 
+async def test_the_context_chooses_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await ApiServer(rbac=True).start()
+    path = kubeconfig(tmp_path, server.url, "forged")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    try:
+        (context,) = [one["name"] for one in yaml.safe_load(path.read_text())["contexts"]]
+        for where in (ClusterOptions(path, context=context), ClusterOptions(context=context)):
+            seen = await cluster_checks.read_cluster_facts(where)
+            assert seen is not None
+            assert "401" in (seen.error or "")
+        seen = await cluster_checks.read_cluster_facts(ClusterOptions(path, context="other"))
+        assert seen is not None
+        assert "other" in (seen.error or "")
+    finally:
+        await server.stop()
+
+
 async def test_a_hanging_api_server_costs_its_time_limit_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

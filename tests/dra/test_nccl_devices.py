@@ -1,22 +1,15 @@
-"""NCCL_IB_HCA of a claim, and the line by which a pod of device plugins makes it: rails and planes as the node has
-them."""
+"""NCCL_IB_HCA of a claim: rails and planes as the node has them."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
-from nodeagent.agent_config import load
-from nodeagent.config.file_errors import ConfigError
 from nodeagent.dra.claim_preparation import prepare_claim
 from nodeagent.dra.pf_device import PfDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings
 from nodeagent.facts.model import Function, Rdma, Snapshot
-from nodeagent.kinds.vf import VfPool
 from tests.support.dra_node import CONFIG, NODE, claim_of, decoded, devices_of, machine, result
 from tests.support.kind_machines import pf_of, vf_of
 
@@ -103,14 +96,6 @@ def test_claims_get_one_index_on_all_planes_although_one_plane_is_used_more() ->
     assert [index[vf] for device in record.devices for vf in device.vfs] == [1, 1]
 
 
-def test_a_device_plugin_cannot_give_the_variable() -> None:
-    text = CONFIG.replace(VF_ENTRY, "- {kind: vf, ncclIbHca: true}\n")
-    with pytest.raises(ConfigError, match=r"ncclIbHca: needs mode: dra; .*docs/rails\.md"):
-        load(text, name="test.yaml")
-    with pytest.raises(ConfigError, match=r"tell: needs mode: dra; .*docs/rails\.md"):
-        load(text.replace("ncclIbHca: true", "tell: [nccl]"), name="test.yaml")
-
-
 def test_the_former_name_of_the_setting_means_the_same() -> None:
     facts = machine()
     first, *rest = (
@@ -123,35 +108,3 @@ def test_the_former_name_of_the_setting_means_the_same() -> None:
     )
     assert rest == [first, first]
     assert None not in first
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (("nic0", "nic0", "nic1", "nic10"), "=mlx5_20:1:0:,mlx5_24:1:0:,mlx5_30:1:1:,mlx5_34:1:10:"),
-        (
-            ("nic1p1", "nic1p0", "nic0p1", "nic0p0"),
-            "=mlx5_34:1:0:0,mlx5_30:1:0:1,mlx5_24:1:1:0,mlx5_20:1:1:1",
-        ),
-    ],
-)
-def test_the_line_of_the_docs_makes_the_list_of_a_pod_of_device_plugins(
-    names: tuple[str, ...], expected: str
-) -> None:
-    page = (Path(__file__).parents[2] / "docs/rails.md").read_text()
-    (line,) = re.findall(r"```sh\n(export NCCL_IB_HCA.*?)```", page, re.DOTALL)
-    facts = two_planes()
-    firsts = [it for it in facts.functions if it.vf_index == 0]
-    env: dict[str, str] = {}
-    for name in dict.fromkeys(names):
-        mine = [vf for vf, of in zip(firsts, names, strict=True) if of == name]
-        kind = VfPool(f"nvidia-dgx-h100/{name}", tuple(vf.parent or "" for vf in mine))
-        env |= dict(kind.allocate(facts, [vf.pci_address for vf in mine]).env)
-    ran = subprocess.run(
-        ["sh", "-c", f'{line}\nprintf %s "$NCCL_IB_HCA"'],
-        env={**env, "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout == expected

@@ -49,6 +49,10 @@ def read(document: dict[str, Any]) -> JobPod | None:
         (job_pods.of_volcano_job, "VolcanoJob"),
         (job_pods.of_kueue_group, "KueueGroup"),
         (job_pods.of_volcano_group, "VolcanoGroup"),
+        (job_pods.of_trial, "Trial"),
+        (job_pods.of_workflow, "Workflow"),
+        (job_pods.of_statefulset, "StatefulSet"),
+        (job_pods.of_deployment, "Deployment"),
     ],
 )
 def test_a_pod_of_each_controller_names_its_job(make: Make, kind: str) -> None:
@@ -64,7 +68,7 @@ def test_a_pod_of_each_controller_names_its_job(make: Make, kind: str) -> None:
 
 
 def test_a_pod_of_no_job_is_left_out() -> None:
-    assert read(job_pods.of_deployment("web", node="n0")) is None
+    assert read(job_pods.of_daemonset("exporter", node="n0")) is None
     assert read({"metadata": {"name": "bare"}}) is None
     owned = job_pods.of_job("x")
     owned["metadata"]["ownerReferences"][0]["controller"] = False
@@ -73,6 +77,48 @@ def test_a_pod_of_no_job_is_left_out() -> None:
     unknown["metadata"]["labels"]["training.kubeflow.org/operator-name"] = "other"
     assert read(unknown) is None
     assert {*ALIASES.values()} <= {*KINDS}
+    assert len({*KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("made", "job", "role"),
+    [
+        (job_pods.of_leaderworkerset("llama", 0, 3), "LeaderWorkerSet ml/llama-3", "leader"),
+        (job_pods.of_leaderworkerset("llama", 1, 3), "LeaderWorkerSet ml/llama-3", "worker"),
+        (job_pods.of_leaderworkerset("llama", 12), "LeaderWorkerSet ml/llama-0", "worker"),
+        (job_pods.of_disaggregatedset("llama", "decode", 1, 2), "DisaggregatedSet ml/llama-2", "decode"),
+        (job_pods.of_disaggregatedset("llama", "prefill"), "DisaggregatedSet ml/llama-0", "prefill"),
+        (job_pods.of_podcliqueset("llama", "prefill", replica=1), "PodCliqueSet ml/llama-1", "prefill"),
+        (job_pods.of_podcliqueset("llama", "p-leader", group="sg"), "PodCliqueSet ml/llama-0", "p-leader"),
+        (job_pods.of_mpijob("llama"), "MPIJob ml/llama", "worker"),
+        (job_pods.launcher_of_mpijob("llama"), "MPIJob ml/llama", "launcher"),
+        (job_pods.of_pytorchjob("llama"), "PyTorchJob ml/llama", "worker"),
+        (job_pods.of_jobset("llama"), "JobSet ml/llama", "node"),
+        (job_pods.of_raycluster("llama"), "RayCluster ml/llama", "worker"),
+        (job_pods.of_volcano_job("llama"), "VolcanoJob ml/llama", "worker"),
+        (job_pods.of_deployment("llama"), "Deployment ml/llama", ""),
+    ],
+)
+def test_a_group_of_a_set_is_a_job_and_a_pod_has_its_role(made: dict[str, Any], job: str, role: str) -> None:
+    found = read(made)
+    assert found is not None
+    assert (str(found.job), found.role) == (job, role)
+
+
+def test_a_set_of_an_older_version_without_slices_is_slice_zero() -> None:
+    made = job_pods.of_disaggregatedset("llama")
+    del made["metadata"]["labels"]["disaggregatedset.x-k8s.io/slice"]
+    found = read(made)
+    assert found is not None
+    assert found.job.name == "llama-0"
+
+
+def test_a_part_of_some_other_application_is_no_clique() -> None:
+    made = job_pods.of_deployment("web")
+    made["metadata"]["labels"] |= {"app.kubernetes.io/part-of": "shop"}
+    found = read(made)
+    assert found is not None
+    assert str(found.job) == "Deployment ml/web"
 
 
 # --- the fabric of a job --------------------------------------------------------------------------------

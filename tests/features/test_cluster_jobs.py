@@ -99,6 +99,27 @@ async def test_the_links_and_leaf_groups_of_a_job_follow_its_pods() -> None:
         await until(lambda: series(controller) == {})
 
 
+async def test_each_group_of_inference_has_its_series_and_pods_that_need_not_run_together_have_none() -> None:
+    async with cluster() as server, running(server, WITH_JOBS) as controller:
+        pods = [
+            job_pods.of_leaderworkerset("llama", 0, 0, node="node-00"),
+            job_pods.of_leaderworkerset("llama", 0, 1, node="node-10"),
+            job_pods.of_deployment("web", node="node-01"),
+            job_pods.of_statefulset("cache", node="node-02"),
+            job_pods.of_workflow("train", node="node-03"),
+        ]
+        put(server, *pods)
+        for pod in pods:
+            node = pod["spec"]["nodeName"]
+            server.put(holding(node, int(node[5]), pod))
+        names = [
+            f"{noun}{of(f'ml/LeaderWorkerSet/llama-{n}')}"
+            for noun in ("links_degraded", "gpus_degraded", "leaf_groups")
+            for n in (0, 1)
+        ]
+        await until(lambda: series(controller) == dict(zip(names, (0, 0, 0, 0, 1, 1), strict=True)))
+
+
 async def test_the_question_of_the_map_finds_jobs_by_a_part_of_their_name() -> None:
     async with cluster() as server, running(server, WITH_JOBS) as controller:
         put(
@@ -110,7 +131,11 @@ async def test_the_question_of_the_map_finds_jobs_by_a_part_of_their_name() -> N
         jobs = controller.fabric.parts.features["jobs"].shown
         await until(lambda: len(jobs.pods.objects) == 4)
         bert = {"job": "MPIJob ml/bert", "nodes": ["node-00", "node-01"]}
-        assert await asked(controller, "BERT") == (200, [{"job": "Job b/bert-2", "nodes": ["node-10"]}, bert])
+        others = [
+            {"job": "Deployment ml/bert", "nodes": ["node-11"]},
+            {"job": "Job b/bert-2", "nodes": ["node-10"]},
+        ]
+        assert await asked(controller, "BERT") == (200, [*others, bert])
         assert await asked(controller, "mpijob%20ml/bert") == (200, [bert])
         assert await asked(controller, "zzz") == (200, [])
         assert (await asked(controller, "x" * 400))[0] == 400

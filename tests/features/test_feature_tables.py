@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from nodeagent import agent
 from nodeagent.agent_config import Config
@@ -20,7 +21,7 @@ from nodeagent.features.nvsentinel.sentinel_settings import NvSentinelSettings
 from nodeagent.features.peer_values.peers_settings import PeersSettings
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent_lab.sim.machine import Machine
-from tests.controller.test_controller import cluster, groups, running
+from tests.controller.test_controller import RULES, cluster, groups, running
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +33,8 @@ OF_AGENT = {
 }  # fmt: skip
 OF_CONTROLLER = {
     "cluster_jobs", "min_links_marks", "other_programs", "other_programs.keeping", "other_programs.kept_settings",
-    "rail_probing", "rail_probing.rail_keeping", "rail_probing.rail_keeping_settings", "startup_taint",
-    "switches", "switches.switch_asking", "switches.switch_settings",
+    "rail_probing", "rail_probing.rail_keeping", "rail_probing.rail_keeping_settings", "silent_agents",
+    "startup_taint", "switches", "switches.switch_asking", "switches.switch_settings",
 }  # fmt: skip
 """Of features that are off: their settings and what their rows name."""
 START_AGENT = """
@@ -115,7 +116,8 @@ def lines(controller: Controller) -> set[str]:
 
 @pytest.mark.usefixtures("virtual_time")
 async def test_features_that_are_off_have_no_task_and_no_series() -> None:
-    async with cluster() as server, running(server) as controller:
+    off = structs.replace(RULES, watch_agents=False)
+    async with cluster() as server, running(server, off) as controller:
         await until(lambda: len(groups(server)) == 2)
         parts = controller.fabric.parts.features
         assert parts.keys() == {row.name for row in CONTROLLER}

@@ -112,6 +112,11 @@ def test_a_nic_that_is_selected_and_whose_vfs_are_not_offered_says_why() -> None
     assert said(replace(pf, total_vfs=None, num_vfs=None)).startswith(
         f"{A} (enp0s0np0) has no SR-IOV: switch it on"
     )
+    guest = Snapshot(guest=True, functions=(replace(pf, total_vfs=None, num_vfs=None),))
+    assert message("{kind: vf}", guest) == (
+        f"{A} (enp0s0np0) has no SR-IOV: this is a virtual machine, its host makes the VFs and passes them through "
+        "whole. Leave the entry out here"
+    )
     assert said(replace(pf, health=Health(State.UNUSED))) == (
         f"{A} (enp0s0np0) has no link and no VF: connect it, or create its VFs (vfs)"
     )

@@ -1,17 +1,22 @@
 """Evaluate ValidatingAdmissionPolicies like the API server, with the CEL library of the CEL project.
 
-Not supported are paramKind, namespaceSelector and the conversion of equivalent resources. An expression that cannot
+Not supported are paramKind, namespaceSelector and the conversion of equivalent resources. Of the authorizer the form
+``authorizer.group(G).resource(R).check(V).allowed()`` is, by ``Request.may``. An expression that cannot
 be evaluated refuses the request, because all our policies have ``failurePolicy: Fail``. ``cel_types`` checks types.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.needs import need
 
+_RIGHT = re.compile(
+    r'authorizer\.group\("(?P<group>[^"]*)"\)\.resource\("(?P<resource>[^"]*)"\)\.check\("(?P<verb>[^"]*)"\)\.allowed\(\)'
+)
 NODE = "authentication.kubernetes.io/node-name"
 UID = "authentication.kubernetes.io/node-uid"
 
@@ -28,6 +33,8 @@ class Request:
     object: dict[str, Any] | None = None
     old: dict[str, Any] | None = None
     namespace: str = ""
+    may: frozenset[tuple[str, str, str]] = frozenset()
+    """Verb, group and resource of each right of the user that a policy asks for."""
 
     @property
     def _facts(self) -> dict[str, Any]:
@@ -43,6 +50,7 @@ class Request:
             },
             "object": self.object,
             "oldObject": self.old,
+            "authorizer": ["/".join(right) for right in sorted(self.may)],
         }
 
 
@@ -119,7 +127,9 @@ def _value(expression: str, scope: dict[str, Any]) -> Any:
 
 @functools.cache
 def _compiled(expression: str) -> Any:
-    return _environment().compile(expression)
+    return _environment().compile(
+        _RIGHT.sub(r'("\g<verb>/\g<group>/\g<resource>" in authorizer)', expression)
+    )
 
 
 @functools.cache
@@ -127,4 +137,6 @@ def _environment() -> Any:
     """Every variable has the type ``dyn``, as in an evaluation by the API server."""
     from cel_expr_python import cel
 
-    return cel.NewEnv(variables=dict.fromkeys(("object", "oldObject", "request", "variables"), cel.Type.DYN))
+    return cel.NewEnv(
+        variables=dict.fromkeys(("object", "oldObject", "request", "variables", "authorizer"), cel.Type.DYN)
+    )

@@ -67,5 +67,7 @@ def _source(spec: Manifest, name: str, host: Path, given: dict[str, Path]) -> Pa
     (volume,) = (one for one in spec["volumes"] if one["name"] == name)
     if name in given:
         return given[name]
+    if volume.get("configMap", {}).get("optional"):
+        return host.parent / "optional"
     path: Any = volume["hostPath"]["path"]
     return host / str(path).lstrip("/")

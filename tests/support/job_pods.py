@@ -155,8 +155,75 @@ def of_volcano_group(name: str, index: int = 0, **place: Any) -> dict[str, Any]:
     )
 
 
+def of_leaderworkerset(name: str, index: int = 0, group: int = 0, **place: Any) -> dict[str, Any]:
+    """Pod ``index`` of a group; 0 is the leader, in whose name and StatefulSet the workers have theirs."""
+    key, leader = "leaderworkerset.sigs.k8s.io", f"{name}-{group}"
+    labels = {
+        f"{key}/name": name, f"{key}/group-index": str(group), f"{key}/worker-index": str(index),
+        f"{key}/group-key": "d1e0", f"{key}/template-revision-hash": "7d9f",
+        "apps.kubernetes.io/pod-index": str(index or group),
+    }  # fmt: skip
+    annotations = {f"{key}/size": "2", **({f"{key}/leader-name": leader} if index else {})}
+    of = leader if index else name
+    pod_name = f"{leader}-{index}" if index else leader
+    return pod(pod_name, ("apps/v1", "StatefulSet", of), labels, annotations=annotations, **place)
+
+
+def of_disaggregatedset(
+    name: str, role: str = "prefill", index: int = 0, slice_: int = 0, **place: Any
+) -> dict[str, Any]:
+    """A pod of one of the LeaderWorkerSets that a DisaggregatedSet makes for each role of each slice."""
+    key = "disaggregatedset.x-k8s.io"
+    made = of_leaderworkerset(f"{name}-{slice_}-6b8c-{role}", index, **place)
+    made["metadata"]["labels"] |= {
+        f"{key}/name": name, f"{key}/role": role, f"{key}/slice": str(slice_), f"{key}/revision": "6b8c",
+        "app": f"{name}-{slice_}-{role}",
+    }  # fmt: skip
+    return made
+
+
+def of_podcliqueset(
+    name: str, role: str = "prefill", index: int = 0, replica: int = 0, group: str = "", **place: Any
+) -> dict[str, Any]:
+    """A pod of Grove: of a clique of the set, or of one of the first replica of a scaling ``group``."""
+    key, scaled = "grove.io", f"{name}-{replica}-{group}"
+    clique = f"{scaled}-0-{role}" if group else f"{name}-{replica}-{role}"
+    labels = {
+        "app.kubernetes.io/managed-by": "grove-operator", "app.kubernetes.io/part-of": name,
+        "app.kubernetes.io/component": "pcs-podclique", "app.kubernetes.io/name": clique,
+        f"{key}/podclique": clique, f"{key}/podcliqueset-replica-index": str(replica),
+        f"{key}/podgang": f"{name}-{replica}", f"{key}/podclique-pod-index": str(index),
+    }  # fmt: skip
+    if group:
+        labels |= {f"{key}/podcliquescalinggroup": scaled, f"{key}/podcliquescalinggroup-replica-index": "0"}
+    return pod(f"{clique}-x{index}k2p", ("grove.io/v1alpha1", "PodClique", clique), labels, **place)
+
+
+def of_trial(name: str, index: int = 0, **place: Any) -> dict[str, Any]:
+    """A pod of the PyTorchJob that a trial of Katib runs; Katib's webhook adds its labels."""
+    made = of_pytorchjob(name, index, **place)
+    made["metadata"]["labels"] |= {
+        "katib.kubeflow.org/experiment": name.rpartition("-")[0], "katib.kubeflow.org/trial": name,
+    }  # fmt: skip
+    return made
+
+
+def of_workflow(name: str, index: int = 0, **place: Any) -> dict[str, Any]:
+    """A step of a run of Kubeflow Pipelines, which is a workflow of Argo."""
+    labels = {
+        "workflows.argoproj.io/workflow": name, "workflows.argoproj.io/completed": "false", "pipeline/runid": UID,
+    }  # fmt: skip
+    step = f"{name}-system-container-impl-{index}"
+    return pod(step, ("argoproj.io/v1alpha1", "Workflow", name), labels, **place)
+
+
+def of_statefulset(name: str, index: int = 0, **place: Any) -> dict[str, Any]:
+    labels = {"app": name, "statefulset.kubernetes.io/pod-name": f"{name}-{index}"}
+    return pod(f"{name}-{index}", ("apps/v1", "StatefulSet", name), labels, **place)
+
+
 def of_deployment(name: str, index: int = 0, **place: Any) -> dict[str, Any]:
-    """A pod of no job. Volcano makes a PodGroup for its ReplicaSet."""
+    """Volcano makes a PodGroup for its ReplicaSet."""
     return pod(
         f"{name}-7c9f-{index}",
         ("apps/v1", "ReplicaSet", f"{name}-7c9f"),
@@ -164,3 +231,8 @@ def of_deployment(name: str, index: int = 0, **place: Any) -> dict[str, Any]:
         annotations={"scheduling.k8s.io/group-name": f"podgroup-{UID}"},
         **place,
     )
+
+
+def of_daemonset(name: str, **place: Any) -> dict[str, Any]:
+    """A pod of no job."""
+    return pod(f"{name}-7k2px", ("apps/v1", "DaemonSet", name), {"app": name}, **place)

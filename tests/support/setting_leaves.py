@@ -76,7 +76,7 @@ def _another(type_: inspect.Type, value: Any) -> Any:
         case inspect.VarTupleType(item_type=item):
             return [_another(item, None)]
         case inspect.StrType(pattern=pattern):
-            if "{" in (pattern or ""):  # a pattern of rails
+            if "{}+" in (pattern or ""):  # braces and a sum of rails, not a number of repetitions
                 return "10.{rail}.0.0/8" if "/" in (pattern or "") else "another{rail}"
             return "/run/another" if (pattern or "").startswith("^(/") else "another"
     raise AssertionError(f"no other value of {type_} is known")

@@ -109,7 +109,7 @@ def test_the_map_can_be_used_without_a_mouse(browser: Browser, tmp_path: Path):
     assert page.detail() == ""
     to(tab, "gpu-032", "button")
     tab.press("Enter")
-    assert "foreign-leaf" in page.detail(), "an anomaly of the list"
+    assert "is cabled to hall1-su2-leaf3" in page.detail(), "an anomaly of the list"
     to(tab, "Writes", "button")
     tab.press("Enter")
     assert page.hash()["list"] == "writes"

@@ -15,7 +15,6 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import few, one_line
-from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.agent_query import (
     ASK_AGAIN_S,
     AgentQueryError,
@@ -33,6 +32,7 @@ from nodeagent.console.running_sources import (
     sentences,
     unanswered,
 )
+from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import (
     GAP,
     PLAIN,
@@ -167,7 +167,8 @@ def _find(health: DeviceHealth, name: str) -> DeviceView:
     if len(begun) == 1 and word not in ("g", "gp", "gpu", "gpu-"):
         return begun[0]
     known = ", ".join(_both_names(view) for view in health.views) or "none"
-    hint = did_you_mean(name, [view.label for view in health.views])
+    similar = similar_names(name, {view.label for view in health.views})
+    hint = f"; similar are {', '.join(similar)}" if similar else ""
     if health.silent:
         why = "; ".join(sentences(health.silent))
         raise UnknownDeviceError(f"no device is known as {name!r}{hint}; known are: {known}; {why}")

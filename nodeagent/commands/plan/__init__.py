@@ -35,10 +35,10 @@ def add_trouble(add: Add) -> None:
         "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is, and 2 if there is no report\n"
         "or the input cannot be read.",
     )
+    namespace_option(parser, "show what concerns pods of this namespace alone")
     source_options(parser)
-    form = parser.add_mutually_exclusive_group()
-    json_option(form)
-    watch_option(form)
+    json_option(parser)
+    watch_option(parser)
 
 
 def add_job(add: Add) -> None:
@@ -46,22 +46,17 @@ def add_job(add: Add) -> None:
         "job",
         _job,
         "the fabric of a job: its nodes, leaf groups and links, what is wrong with them, and who shares them",
-        "A Job, JobSet, TrainJob, MPIJob, PyTorchJob, RayCluster, job of Volcano, or gang of Volcano or Kueue. Its\n"
+        "A Job, JobSet, TrainJob, MPIJob, PyTorchJob, RayCluster, job of Volcano, gang of Volcano or Kueue, trial of\n"
+        "Katib, run of Kubeflow Pipelines, group of a LeaderWorkerSet or of Grove, StatefulSet or Deployment. Its\n"
         "links are those of the VFs that its pods hold, where nodes report them (cluster.reportHolders), else all\n"
         "fabric links of its nodes. The result is 0 if nothing is wrong with them, 1 if something is, and 2 if the\n"
         "name is that of no job or of several, or the input cannot be read.",
     )
     parser.add_argument("name", metavar="NAME|KIND/NAME")
-    parser.add_argument(
-        "-n",
-        "--namespace",
-        metavar="NAMESPACE",
-        help="read the pods of this namespace alone (default: of all)",
-    )
+    namespace_option(parser, "read the pods of this namespace alone")
     source_options(parser)
-    form = parser.add_mutually_exclusive_group()
-    json_option(form)
-    watch_option(form)
+    json_option(parser)
+    watch_option(parser)
 
 
 def add_plan(add: Add) -> None:
@@ -74,7 +69,7 @@ def add_plan(add: Add) -> None:
     )
     source_options(parser, current=True)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the whole plan, for programs")
+    json_option(form)
     form.add_argument("--yaml", action="store_true", help="print the HyperNodes, for kubectl apply")
     form.add_argument("--diff", action="store_true", help="print the changes of the published HyperNodes")
 
@@ -122,7 +117,9 @@ def add_topology(add: Add) -> None:
         "the same switches behind each other; ranks adds their numbers and leaf groups, separated by tabs.",
     )
     source_options(parser, current=True)
-    parser.add_argument(
+    form = parser.add_mutually_exclusive_group()
+    json_option(form)
+    form.add_argument(
         "--format",
         metavar="FORM",
         choices=("tree", "json", "html", *LISTS),
@@ -154,7 +151,8 @@ def add_cabling(add: Add) -> None:
     plan.add_argument(
         "--plan",
         metavar="FILE",
-        help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/topology.md, The cabling of a hall)",
+        help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/topology.md, The cabling of a hall); with "
+        "--from, - is the ConfigMap cabling-plan among its objects",
     )
     plan.add_argument(
         "--order",
@@ -165,7 +163,7 @@ def add_cabling(add: Add) -> None:
     form = parser.add_mutually_exclusive_group()
     json_option(form)
     form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
-    watch_option(form, "print each link that changed")
+    watch_option(parser, "print each link that changed")
     parser.add_argument("--all", action="store_true", help="list links that are as planned too")
 
 
@@ -196,7 +194,18 @@ def add_maintain(add: Add) -> None:
         default=os.environ.get("NODEAGENT_AUTHOR") or os.environ.get("SUDO_USER"),
         help="who (default: NODEAGENT_AUTHOR, or the user of this shell)",
     )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE|DIR|-",
+        help="read Nodes and NodeLinks there (default: the cluster), and print the patches in place of writing them",
+    )
     cluster_options(parser)
+
+
+def namespace_option(parser: argparse.ArgumentParser, what: str) -> None:
+    """``options.namespace`` is ``None`` without it."""
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", help=f"{what} (default: of all)")
 
 
 def source_options(parser: argparse.ArgumentParser, *, current: bool = False) -> None:
@@ -293,6 +302,8 @@ def _topology(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
+    if options.json:
+        options.format = "json"
     preview = read_preview(options, whole_reports=options.format == "html")
     if options.format in LISTS:
         return _node_list(preview, options)

@@ -1,6 +1,7 @@
 """The controller's own configuration: read where the controller reads it, in its ConfigMap.
 
-The manifest and the chart give this ConfigMap two labels and put the file under one key. A copy of it among the objects
+The manifest and the chart give this ConfigMap two labels and put the file under one key. A second ConfigMap has the
+fragments of components. A copy of it among the objects
 of ``--from`` counts too. Verbs without it say so in one line, and plan with the defaults.
 """
 
@@ -11,7 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from nodeagent.config.config_files import FRAGMENT
 from nodeagent.config.file_errors import ConfigError, FileError
+from nodeagent.config.merged_tree import ConfigFile
 from nodeagent.controller_config import FabricConfig, fabric_of
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.client import ApiClient, ApiError
@@ -20,6 +23,10 @@ from nodeagent.kube.resource import NODELINKS, Meta, Partial, Resource
 LABELS = {"app.kubernetes.io/name": "nodeagent", "app.kubernetes.io/component": "controller"}
 """Of the ConfigMap, in the manifest and in the chart."""
 KEY = "fabric.yaml"
+CABLING_PLAN = "cabling-plan"
+"""The ConfigMap among the objects of ``--from`` whose only file is the plan of ``nodeagent cabling --plan -``."""
+FRAGMENTS = "-features"
+"""The end of the name of the ConfigMap with the fragments, beside that of the ConfigMap itself."""
 REMEDY = "the plan has the defaults, and gives up nothing that is published; name the file with --fabric"
 
 
@@ -56,18 +63,27 @@ def unknown_names(why: str) -> FabricRead:
 
 def of_config_maps(found: Iterable[ConfigMap], where: str) -> FabricRead:
     """The configuration in the controller's ConfigMap among these. ``where`` they were found, in words."""
-    maps = [one for one in found if one.is_of_controller]
+    known = list(found)
+    maps = [one for one in known if one.is_of_controller]
     if not maps:
         return unknown_names(f"{where} has no ConfigMap of the controller")
     texts = {tuple(sorted(one.data.items())) for one in maps}
     if len(texts) > 1:
         names = ", ".join(sorted(one.name for one in maps))
         return unknown_names(f"{where} has several ConfigMaps of controllers, which differ ({names})")
-    return _of(maps[0])
+    fragments = next((one for one in known if one.name == f"{maps[0].name}{FRAGMENTS}"), None)
+    return _of(maps[0], fragments)
 
 
-def _of(config_map: ConfigMap) -> FabricRead:
+def _of(config_map: ConfigMap, fragments: ConfigMap | None) -> FabricRead:
     of_map = f"ConfigMap {config_map.name}"
+    files = [ConfigFile(f"{of_map} {KEY}", config_map.data[KEY])]
+    if fragments is not None:
+        files += [
+            ConfigFile(f"ConfigMap {fragments.name} {key}", text)
+            for key, text in sorted(fragments.data.items())
+            if key.endswith(FRAGMENT)
+        ]
 
     def beside(name: str) -> tuple[str, str]:
         text = config_map.data.get(name.removeprefix("./"))
@@ -77,7 +93,7 @@ def _of(config_map: ConfigMap) -> FabricRead:
         return f"{of_map} {name}", text
 
     try:
-        return FabricRead(*fabric_of(config_map.data[KEY], f"{of_map} {KEY}", beside))
+        return FabricRead(*fabric_of(tuple(files), of_map, beside))
     except ConfigError as error:
         first, *others = str(error).splitlines()
         more = f" (and {len(others)} more errors)" if others else ""
@@ -94,7 +110,7 @@ async def from_cluster(client: ApiClient) -> FabricRead:
     try:
         everywhere = await client.list(STORED_CONFIG_MAPS, labels=labels)
         maps: Sequence[ConfigMap] = everywhere.items
-        if len(maps) > 1:
+        if sum(one.is_of_controller for one in maps) > 1:
             spaces = await _spaces_of_reports(client)
             maps = [one for one in maps if one.metadata.namespace in spaces] or maps
     except ApiError as error:

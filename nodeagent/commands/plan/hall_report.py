@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.plan import planned_cables
+from nodeagent.commands.plan.controller_settings import CABLING_PLAN
 from nodeagent.commands.plan.planned_cables import CablingPlan
 from nodeagent.commands.plan.port_order import NodePort, deviations
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
@@ -27,7 +28,7 @@ from nodeagent.config.file_errors import ConfigError
 from nodeagent.console.json_document import camel
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.terminal import columns, screen
-from nodeagent.console.user_files import UserFileError
+from nodeagent.console.user_files import UserFileError, source_name
 from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
@@ -286,21 +287,13 @@ def show_hall_report(options: argparse.Namespace) -> int:
     """Print the links that are not as planned, with ``--watch`` each that changes. Return the exit code."""
     origin, links = _check(options)
     if options.json:
-        print(
-            json.dumps(
-                [
-                    origin | camel({**link._asdict(), "state": str(link.state)})
-                    for link in _listed(options, links)
-                ],
-                indent=2,
-            )
-        )
+        print(_as_json(origin, _listed(options, links)))
     elif options.csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(CheckedLink._fields)
-        writer.writerows([map(_cell, link) for link in _listed(options, links)])
+        csv.writer(sys.stdout, lineterminator="\n").writerow(CheckedLink._fields)
+        _print_csv(_listed(options, links))
     else:
         _print_table(options, links)
+    sys.stdout.flush()
     while options.watch is not None:
         time.sleep(max(options.watch, _WATCH_MIN_S))
         links = _print_changes(options, links)
@@ -308,6 +301,15 @@ def show_hall_report(options: argparse.Namespace) -> int:
         print("nodeagent: no link was compared", file=sys.stderr)
         return USAGE
     return GOOD if all(link.state == "planned" for link in links) else FAILED
+
+
+def _as_json(origin: Mapping[str, Any], links: Iterable[CheckedLink]) -> str:
+    made = [{**origin, **camel({**link._asdict(), "state": str(link.state)})} for link in links]
+    return json.dumps(made, indent=2)
+
+
+def _print_csv(links: Iterable[CheckedLink]) -> None:
+    csv.writer(sys.stdout, lineterminator="\n").writerows([map(_cell, link) for link in links])
 
 
 def _cell(text: str) -> str:
@@ -319,17 +321,25 @@ def _cell(text: str) -> str:
 def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> list[CheckedLink]:
     """Check again, and print the links that differ. An input that cannot be read now is a line on stderr."""
     try:
-        _, changed = _check(options)
+        origin, checked = _check(options)
     except (ApiError, ConfigError, SourceError, UserFileError, OSError) as error:
         print(one_line(f"nodeagent: {error}"), file=sys.stderr, flush=True)
         return links
     before = {(link.node, link.link): link for link in links}
-    for link in changed:
-        if before.pop((link.node, link.link), None) != link:
-            print(_sentence(link), flush=True)
-    for node, name in before:
-        print(one_line(f"{node} {name}: no longer reported"), flush=True)
-    return changed
+    changed = [link for link in checked if before.pop((link.node, link.link), None) != link]
+    gone = [one_line(f"{node} {name}: no longer reported") for node, name in before]
+    if options.json and changed:
+        print(_as_json(origin, changed))
+    elif options.csv:
+        _print_csv(changed)
+    elif not options.json:
+        for line in (*map(_sentence, changed), *gone):
+            print(line)
+    if options.json or options.csv:
+        for line in gone:
+            print(f"nodeagent: {line}", file=sys.stderr)
+    sys.stdout.flush()
+    return checked
 
 
 def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[CheckedLink]]:
@@ -344,11 +354,27 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[CheckedLin
         for name in (link.name, link.netdev, link.pci_address)
         if name
     }
-    planned = None if options.plan is None else planned_cables.read_planned_cables(options.plan, nodes, names)
+    planned = None
+    if options.plan == "-" and options.source is not None:
+        planned = planned_cables.planned_cables_of(*_given_plan(preview, options.source), nodes, names)
+    elif options.plan is not None:
+        planned = planned_cables.read_planned_cables(options.plan, nodes, names)
     if planned is not None:
         _print_not_compared(planned.left_out, links_beside_plan(reports, planned))
     links = check_hall(reports, preview, planned, order=options.order)
     return preview.origin(options.source, time.time()), links
+
+
+def _given_plan(preview: Preview, source: str) -> tuple[str, str]:
+    """Text and name of the cabling plan among the objects. Raises ``UserFileError``."""
+    files = [(text, name) for one in preview.plans for name, text in one.data.items()]
+    if len(files) != 1:
+        fault = f"{len(files)} cabling plans for --plan -" if files else "no cabling plan for --plan -"
+        expected = f"one ConfigMap {CABLING_PLAN} with one file: kubectl create configmap {CABLING_PLAN} "
+        raise UserFileError(
+            source_name(source), fault, f"{expected}--from-file=FILE --dry-run=client -o yaml"
+        )
+    return files[0]
 
 
 def _print_not_compared(cables: int, links: list[tuple[str, str]]) -> None:

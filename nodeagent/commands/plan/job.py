@@ -21,14 +21,25 @@ from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.options import FAILED, GOOD
 from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import PLAIN, Screen, screen, wrapped
-from nodeagent.fabric.jobs import ALIASES, KINDS, FabricOfJobs, JobKey, JobPod, by_job, held_links, job_pod
+from nodeagent.fabric.jobs import (
+    ALIASES,
+    APART,
+    GROUPED,
+    KINDS,
+    FabricOfJobs,
+    JobKey,
+    JobPod,
+    by_job,
+    held_links,
+    job_pod,
+)
 from nodeagent.fabric.link_faults import FAULTS, unix
 from nodeagent.fabric.node_lists import hostlist
 from nodeagent.fabric.nodelinks import NOT_UP
 from nodeagent.fabric.troubles import FabricTrouble, troubles
 
 CANDIDATES_MAX = 6
-NO_PODS = "no pod of a job in this input; a file needs those of `kubectl get pods -A -o yaml` too"
+NO_PODS = "no pods in this input; a file needs those of `kubectl get pods -A -o yaml` too"
 WAITS = "a job that waits has no pods yet; `kubectl get workloads -A` lists those that Kueue holds"
 Jobs = Mapping[JobKey, Sequence[JobPod]]
 
@@ -44,7 +55,11 @@ def show_job(options: argparse.Namespace, now: Callable[[], float] = time.time) 
         preview = read_preview(options, whole_reports=True, with_pods=True)
         jobs = by_job(map(job_pod, preview.pods))
         job, found = described_job(
-            preview, jobs, chosen(jobs, options.name, options.namespace, live=options.source is None)
+            preview,
+            jobs,
+            chosen(
+                jobs, options.name, options.namespace, live=options.source is None, pods=len(preview.pods)
+            ),
         )
         code = FAILED if found else GOOD
         if options.json:
@@ -55,8 +70,9 @@ def show_job(options: argparse.Namespace, now: Callable[[], float] = time.time) 
     return trouble.repeated(options, look)
 
 
-def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False) -> JobKey:
-    """The job that ``NAME`` or ``KIND/NAME`` names, among those of a cluster (``live``) or of a file.
+def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False, pods: int = 0) -> JobKey:
+    """The job that ``NAME`` or ``KIND/NAME`` names, among those of a cluster (``live``) or of a file. ``pods`` are in
+    the input, of jobs or not. The name of a set with one group names this group.
 
     Raises ``JobNameError``.
     """
@@ -67,13 +83,19 @@ def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False) 
             f"{kind} is no kind of job{did_you_mean(kind, KINDS)}: there is {', '.join(KINDS)}"
         )
     if not jobs:
-        raise JobNameError(f"no pod of a job in this cluster: {WAITS}" if live else NO_PODS)
+        if not pods:
+            raise JobNameError(f"no pod of a job in this cluster: {WAITS}" if live else NO_PODS)
+        none = f"of the {_count(pods, 'pod')} here none is of a job and has not ended; jobs are {', '.join(KINDS)}"
+        raise JobNameError(f"{none}. {WAITS[0].upper()}{WAITS[1:]}" if live else none)
     fit = sorted(
         job for job in jobs if wanted in ("", job.kind.lower()) and namespace in (None, job.namespace)
     )
-    found = [job for job in fit if job.name == name]
+    found = [job for job in fit if job.name == name] or [job for job in fit if _set_of(job) == name]
     if len(found) > 1:
         ways = [f"nodeagent job -n {job.namespace} {job.kind}/{job.name}" for job in found[:CANDIDATES_MAX]]
+        ways += [f"{len(found) - CANDIDATES_MAX} more"] if len(found) > CANDIDATES_MAX else []
+        if found[0].name != name:
+            raise JobNameError(f"{name} has {len(found)} groups, each a job: {'; '.join(ways)}")
         raise JobNameError(f"{len(found)} jobs are called {name}: {'; '.join(ways)}")
     if not found:
         similar = similar_names(name, {job.name for job in fit}, CANDIDATES_MAX)
@@ -82,6 +104,12 @@ def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False) 
         waits = f". {WAITS[0].upper()}{WAITS[1:]}" if live else ""
         raise JobNameError(f"no job with pods that run is called {name}; there is {names}{waits}")
     return found[0]
+
+
+def _set_of(job: JobKey) -> str | None:
+    """The name of the set of which the job is a group."""
+    name, _, index = job.name.rpartition("-")
+    return name if job.kind in GROUPED and index.isdecimal() else None
 
 
 def described_job(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, Any], list[FabricTrouble]]:
@@ -109,7 +137,10 @@ def described_job(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, 
     made = {
         **job._asdict(),
         "since": rfc3339(min(starts)) if starts else None,
-        "pods": [{"name": pod.name, "node": pod.node, "links": fabrics.links_of(pod)} for pod in pods],
+        "pods": [
+            {"name": pod.name, "node": pod.node, "role": pod.role, "links": fabrics.links_of(pod)}
+            for pod in pods
+        ],
         "leafGroups": {name: group for name, group in fabric.groups.items() if name},
         "fewestLeafGroups": fabric.fewest,
         "unplacedNodes": fabric.groups.get("", ()),
@@ -140,10 +171,17 @@ def _sharers(
     held: Mapping[str, Mapping[str, object]],
     groups: set[str],
 ) -> dict[str, int]:
-    """The other jobs, and the pods of no job with VFs, by their number of nodes in these leaf groups; most first."""
+    """The other jobs, and the pods of no job with VFs, by their number of nodes in these leaf groups; most first. Of a
+    job whose pods need not run together only those with VFs count: most Deployments use no fabric."""
     there = {node for node, group in preview.plan.nodes.place.items() if group in groups}
     of_jobs = {f"{one.namespace}/{pod.name}" for one, pods in jobs.items() for pod in pods}
-    users = [(str(one), pod.node) for one, pods in jobs.items() if one != job for pod in pods]
+    users = [
+        (str(one), pod.node)
+        for one, pods in jobs.items()
+        if one != job
+        for pod in pods
+        if one.kind not in APART or f"{one.namespace}/{pod.name}" in held.get(pod.node, ())
+    ]
     users += [(f"pod {pod}", node) for node in there & held.keys() for pod in held[node].keys() - of_jobs]
     counts = Counter(name for name, node in sorted({*users}) if node in there)
     return dict(counts.most_common())
@@ -179,6 +217,9 @@ def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"  in no leaf group: {hostlist(job['unplacedNodes'])}"
     if job["unreportedNodes"]:
         yield f"no NodeLinks report of: {hostlist(job['unreportedNodes'])}; nothing is known of their links"
+    roles = _roles(job)
+    if len(roles) > 1:
+        yield f"roles: {', '.join(f'{role} ({_of_role(*there)})' for role, there in sorted(roles.items()))}"
     if without := [pod["name"] for pod in pods if not pod["node"]]:
         yield f"pods without a node: {', '.join(few(without))}"
     if job["linksOf"] == "nodes":
@@ -204,6 +245,20 @@ def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
     if job["sharers"]:
         users = [f"{name} ({_count(nodes, 'node')})" for name, nodes in job["sharers"].items()]
         yield f"shares its leaf groups with: {', '.join(few(users))}"
+
+
+def _roles(job: Mapping[str, Any]) -> dict[str, tuple[int, list[str]]]:
+    """The number of pods of each role, and the leaf groups of their nodes."""
+    of = {node: group for group, nodes in job["leafGroups"].items() for node in nodes}
+    pods: dict[str, list[str]] = {}
+    for pod in job["pods"]:
+        if pod["role"]:
+            pods.setdefault(pod["role"], []).append(of.get(pod["node"], ""))
+    return {role: (len(groups), sorted({*groups} - {""})) for role, groups in pods.items()}
+
+
+def _of_role(pods: int, groups: Sequence[str]) -> str:
+    return f"{_count(pods, 'pod')} in {', '.join(few(groups))}" if groups else _count(pods, "pod")
 
 
 def _count(number: int, noun: str) -> str:

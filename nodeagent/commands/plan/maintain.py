@@ -18,12 +18,15 @@ import msgspec
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
-from nodeagent.commands.plan.preview import cluster_access
-from nodeagent.config.file_errors import did_you_mean
+from nodeagent.commands.plan.given_objects import GivenObjects
+from nodeagent.commands.plan.objects import read_objects
+from nodeagent.commands.plan.preview import cluster_access, make_objects
 from nodeagent.console.json_document import node_name
 from nodeagent.console.moments import local, moment
 from nodeagent.console.options import FAILED, GOOD, USAGE
+from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import note, screen, screen_section, tell
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.maintenance import (
     MAINTENANCE_ENTRIES_MAX,
     MAINTENANCE_LABEL,
@@ -59,22 +62,40 @@ def run_maintain(options: argparse.Namespace) -> int:
     return asyncio.run(_run(options, now, until))
 
 
+def _given(source: str) -> GivenObjects:
+    """The Nodes and reports of ``--from``. Raises ``UserFileError``."""
+    read = make_objects(FabricRules())
+    read.documents = []
+    read_objects(source, read)
+    return GivenObjects(read.documents)
+
+
 async def _run(options: argparse.Namespace, now: float, until: float) -> int:
-    access = cluster_access(options.kubeconfig, options.context)
-    client = ApiClient(access, manager="nodeagent-maintain")
-    choice = _Choice(frozenset(map(str.lower, options.target)), node_name(options.root))
+    client: ApiClient | GivenObjects
+    if options.source is None:
+        access = cluster_access(options.kubeconfig, options.context)
+        client, server, here = (
+            ApiClient(access, manager="nodeagent-maintain"),
+            access.server,
+            node_name(options.root),
+        )
+    else:
+        client, server, here = _given(options.source), None, ""
+    choice = _Choice(frozenset(map(str.lower, options.target)), here)
     try:
         standing = await _standing(client, now)
         if not options.target:
-            return _list(standing, access.server, as_json=options.json)
+            return _list(standing, server, options.source or "cluster", as_json=options.json)
         spaces = await _choose(client, choice, standing, None if options.end else _maker(options, now, until))
         if unknown := [name for name in options.target if name.lower() not in choice.met]:
             fault = (
                 "it is not under maintenance" if options.end else "no node, NODE/nic3 or switch is called so"
             )
             lister = "nodeagent maintain" if options.end else "nodeagent topology"
-            hint = did_you_mean(unknown[0], choice.known - {unknown[0].lower()})
-            note(f"{unknown[0]}: {fault}{hint or f'; `{lister}` lists what is'}")
+            similar = ", ".join(similar_names(unknown[0], choice.known - {unknown[0].lower()}))
+            note(
+                f"{unknown[0]}: {fault}; {f'similar are {similar}' if similar else f'`{lister}` lists what is'}"
+            )
             return USAGE
         return await _write_all(client, choice, spaces, now, end=options.end)
     finally:
@@ -128,7 +149,7 @@ class UnreadableError(Exception):
     """An annotation that is not written, and why."""
 
 
-async def _standing(client: ApiClient, now: float) -> dict[str, list[Maintenance]]:
+async def _standing(client: ApiClient | GivenObjects, now: float) -> dict[str, list[Maintenance]]:
     """The entries of each Node whose time is not over. Raises ``ApiError``."""
     standing: dict[str, list[Maintenance]] = {}
 
@@ -143,7 +164,7 @@ async def _standing(client: ApiClient, now: float) -> dict[str, list[Maintenance
 
 
 async def _choose(
-    client: ApiClient,
+    client: ApiClient | GivenObjects,
     choice: _Choice,
     standing: Mapping[str, Iterable[Maintenance]],
     made: Callable[..., Maintenance] | None,
@@ -152,7 +173,8 @@ async def _choose(
     spaces: dict[str, str] = {}
 
     def take(document: dict[str, Any]) -> None:
-        spaces[document["metadata"]["name"]] = document["metadata"]["namespace"]
+        if space := document["metadata"].get("namespace"):
+            spaces[document["metadata"]["name"]] = space
         with suppress(ReportError):
             report = convert_nodelinks(document)
             if made is not None and report.node_name in standing:
@@ -167,7 +189,7 @@ async def _choose(
 
 
 async def _write_all(
-    client: ApiClient, choice: _Choice, spaces: Mapping[str, str], now: float, *, end: bool
+    client: ApiClient | GivenObjects, choice: _Choice, spaces: Mapping[str, str], now: float, *, end: bool
 ) -> int:
     """Write all, then print what is written: also what is written when an error or Ctrl-C ends it."""
     written: list[str] = []
@@ -175,14 +197,14 @@ async def _write_all(
     try:
         await _write_nodes(client, choice, spaces, now, written, faults, end=end)
     finally:
-        said = tell("\n".join(written))
+        said = tell("\n".join((*(client.patches if isinstance(client, GivenObjects) else ()), *written)))
         for fault in faults:
             note(fault)
     return GOOD if said and len(written) == sum(map(len, choice.of_node.values())) else FAILED
 
 
 async def _write_nodes(
-    client: ApiClient,
+    client: ApiClient | GivenObjects,
     choice: _Choice,
     spaces: Mapping[str, str],
     now: float,
@@ -216,7 +238,7 @@ async def _write_nodes(
 
 
 async def _write(
-    client: ApiClient, node: str, entries: Collection[Maintenance], now: float, *, end: bool
+    client: ApiClient | GivenObjects, node: str, entries: Collection[Maintenance], now: float, *, end: bool
 ) -> None:
     """Put entries into the annotation of a Node, or take them out with ``end``; those whose time is over go too. Raises
     ``ApiError``, and ``UnreadableError`` for an annotation that must stay as it is."""
@@ -245,7 +267,7 @@ async def _write(
                 raise
 
 
-async def _copy(client: ApiClient, node: str, space: str) -> None:
+async def _copy(client: ApiClient | GivenObjects, node: str, space: str) -> None:
     """Copy the annotation of the Node to its report. The Node is read after the report, so that of two people at work
     the later one copies the work of both. Raises ``ApiError``."""
     for left in reversed(range(TRIES)):
@@ -260,11 +282,13 @@ async def _copy(client: ApiClient, node: str, space: str) -> None:
                 raise
 
 
-def _list(standing: Mapping[str, Iterable[Maintenance]], cluster: str, *, as_json: bool) -> int:
+def _list(
+    standing: Mapping[str, Iterable[Maintenance]], cluster: str | None, source: str, *, as_json: bool
+) -> int:
     every = [(node, it) for node, entries in sorted(standing.items()) for it in entries]
     if as_json:
         found = [{"node": node, **msgspec.to_builtins(it)} for node, it in every]
-        origin = {"cluster": cluster, "time": rfc3339(time.time()), "source": "cluster"}
+        origin = {"cluster": cluster, "time": rfc3339(time.time()), "source": source}
         print(json.dumps({**origin, "maintenance": found}, indent=2))
     elif not every:
         print("Nothing is under maintenance.")

@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from nodeagent.base.plain_text import one_line
-from nodeagent.commands.plan.controller_settings import STORED_CONFIG_MAPS, ConfigMap
+from nodeagent.commands.plan.controller_settings import CABLING_PLAN, STORED_CONFIG_MAPS, ConfigMap
 from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.console import user_files
 from nodeagent.console.user_files import UserFileError
@@ -64,6 +64,8 @@ class Objects:
     """The pods with VFs by node, for a caller that gives a dict."""
     pods: list[ListedPod] | None = None
     """The Pods, for a caller that gives a list."""
+    documents: list[dict[str, Any]] | None = None
+    """The Nodes and NodeLinks as they were read, for a caller that gives a list."""
     partners: dict[str, RailPartners] = field(default_factory=dict)
     """The lists of partners by node: with them the plan names places that lose packets."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -72,6 +74,8 @@ class Objects:
     notes: list[str] = field(default_factory=list)
     config_maps: list[ConfigMap] = field(default_factory=list)
     """Those of the controller."""
+    plans: list[ConfigMap] = field(default_factory=list)
+    """Each has a cabling plan: the name is ``CABLING_PLAN``."""
     stored: int = 0
     """Objects of all kinds."""
     _versions: dict[str, int] = field(default_factory=dict)
@@ -376,6 +380,8 @@ def _with_kind(items: list[Any], kind: Any) -> Iterator[Any]:
 def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = False) -> bool:
     """Store one object; ``lax`` if all its scalars are text. Returns whether it is of a kind that counts."""
     kind = document.get("kind")
+    if objects.documents is not None and kind in (nodelinks.NODELINKS_KIND, "Node"):
+        objects.documents.append(document)
     if kind == nodelinks.NODELINKS_KIND or (kind in (None, "") and "nodeName" in document):
         try:
             objects.add_report(_report(document, lax))
@@ -419,8 +425,12 @@ def _store_config_map(document: dict[str, Any], objects: Objects) -> bool:
         return False
     if found.is_of_controller:
         objects.config_maps.append(found)
-        objects.stored += 1
-    return found.is_of_controller
+    elif found.metadata.name == CABLING_PLAN:
+        objects.plans.append(found)
+    else:
+        return False
+    objects.stored += 1
+    return True
 
 
 def _texts(metadata: Any, key: str) -> dict[str, str]:

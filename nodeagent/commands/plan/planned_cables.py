@@ -61,7 +61,11 @@ def read_planned_cables(source: str, nodes: Collection[str], links: Collection[s
     ``UserFileError``."""
     content = user_files.read_user_file(source, _EXPECTED, _SIZE_MAX)
     user_files.refuse_unless_utf8(content, source, _EXPECTED)
-    text = content.decode()
+    return planned_cables_of(content.decode(), source, nodes, links)
+
+
+def planned_cables_of(text: str, source: str, nodes: Collection[str], links: Collection[str]) -> CablingPlan:
+    """The same of a ``text``; ``source`` is the name of its file, which shows its form."""
     known = _PlanNodes(nodes)
     if source.endswith(".csv"):
         plan = _from_csv(text, source, known, links)

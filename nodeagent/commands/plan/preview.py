@@ -22,7 +22,7 @@ from msgspec import structs
 
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan import objects
-from nodeagent.commands.plan.controller_settings import FabricRead, from_cluster, of_config_maps
+from nodeagent.commands.plan.controller_settings import ConfigMap, FabricRead, from_cluster, of_config_maps
 from nodeagent.commands.plan.kept_tree import keep_published
 from nodeagent.commands.plan.objects import Objects, store_object
 from nodeagent.console import user_files
@@ -66,6 +66,8 @@ class Preview:
     """The pods with VFs by node, if ``Objects.holders`` was a dict."""
     pods: tuple[ListedPod, ...] = ()
     """The Pods, if ``Objects.pods`` was a list."""
+    plans: tuple[ConfigMap, ...] = ()
+    """The ConfigMaps with a cabling plan."""
     cluster: str | None = None
     """The address of the API server that was read."""
 
@@ -146,6 +148,8 @@ def jobs_of_pods(options: argparse.Namespace, preview: Preview, named: Iterable[
     """The jobs of these pods (``namespace/pod``), as far as they can be read: of a file its Pods, of a cluster those of
     the ``NAMESPACES_MAX`` namespaces that most of them are in. A note says why jobs are not known."""
     pods, wanted = list(preview.pods), Counter(pod.partition("/")[0] for pod in named)
+    if options.namespace is not None:
+        wanted = Counter({options.namespace: 1}) if options.namespace in wanted else Counter()
     if options.source is None and wanted:
         access = cluster_access(options.kubeconfig, options.context)
         try:
@@ -211,7 +215,7 @@ def make_preview(read: Objects) -> Preview:
             read.planner.rails(watch.judge(plan.levels.reports, now, plan.levels.faults))
         plan = read.planner.prepare(0.0)()
     reports, holders, pods = read.reports or {}, read.holders or {}, tuple(read.pods or ())
-    return Preview(plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods)
+    return Preview(plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods, tuple(read.plans))
 
 
 def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:

@@ -29,6 +29,8 @@ def show_trouble(options: argparse.Namespace, now: Callable[[], float] = time.ti
     def look() -> tuple[str, int]:
         preview = read_preview(options, whole_reports=True, with_pods=options.source is not None)
         found = troubles(preview.plan, 0.0, now(), preview.held)
+        if options.namespace is not None:
+            found = [one for one in found if any(is_in(options.namespace, pod) for pod in one.pods)]
         jobs = jobs_of_pods(options, preview, [pod for one in found for pod in one.pods])
         found = [with_jobs(one, lambda pod: jobs.get(pod, "")) for one in found]
         if options.json:
@@ -38,6 +40,11 @@ def show_trouble(options: argparse.Namespace, now: Callable[[], float] = time.ti
         return text, USAGE if not preview.reports else FAILED if found else GOOD
 
     return repeated(options, look)
+
+
+def is_in(namespace: str, pod: str) -> bool:
+    """Whether ``pod``, ``namespace/name``, is in the namespace."""
+    return pod.startswith(f"{namespace}/")
 
 
 def repeated(options: argparse.Namespace, look: Callable[[], tuple[str, int]]) -> int:

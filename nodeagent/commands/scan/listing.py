@@ -249,6 +249,7 @@ def machine_json(
         {
             "agent": agent,
             "product": snapshot.product,
+            "guest": snapshot.guest,
             "gpus": [to_builtins(gpu) for gpu in snapshot.gpus],
             "unusable_gpus": [to_builtins(gpu) for gpu in snapshot.unusable_gpus],
             "functions": [to_builtins(function) for function in snapshot.functions],

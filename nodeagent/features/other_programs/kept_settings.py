@@ -25,7 +25,14 @@ HOSTS_MAX = 200_000
 
 
 class SlurmSettings(Settings, frozen=True, kw_only=True):
-    """The ConfigMap nodeagent-slurm-topology, with `slurm` in `outputs`. It needs rights of its own."""
+    """The ConfigMap nodeagent-slurm-topology. It needs rights of its own."""
+
+    enabled: Annotated[
+        bool,
+        setting(
+            "Write the ConfigMap: the same as `slurm` in `outputs`, for a file that has no list of them."
+        ),
+    ] = False
 
     namespace: Annotated[
         Namespace, setting("Namespace of the ConfigMap: that of slurmctld, which mounts it.")
@@ -47,8 +54,15 @@ class SlurmSettings(Settings, frozen=True, kw_only=True):
 
 
 class NodeFeatureGroupsSettings(Settings, frozen=True, kw_only=True):
-    """NodeFeatureGroups of Node Feature Discovery, one for each leaf group, with `nodefeaturegroups` in `outputs`. The
-    controller needs rights of its own for them, and NFD its feature gate NodeFeatureGroupAPI."""
+    """NodeFeatureGroups of Node Feature Discovery, one for each leaf group. The controller needs rights of its own for
+    them, and NFD its feature gate NodeFeatureGroupAPI."""
+
+    enabled: Annotated[
+        bool,
+        setting(
+            "Write the groups: the same as `nodefeaturegroups` in `outputs`, for a file that has no list of them."
+        ),
+    ] = False
 
     namespace: Annotated[
         Namespace, setting("Namespace of the groups: that of NFD's master, which reads no other.")

@@ -22,7 +22,7 @@ export function sentence(model, found) {
   if (found?.kind === "link") {
     const link = model.link(found.node, found.link);
     const to = link.switch ? `to ${link.switch} ${link.port}` : "no neighbor";
-    return `${link.node} ${link.name}: ${link.state.word}, ${to}${link.anomalies.length ? `; ${link.anomalies[0].kind}` : ""}${link.planned.length ? "; under maintenance" : ""}${link.lost.length ? `; loses probes: ${link.lost.slice(0, 4).join(", ")}` : ""}`;
+    return `${link.node} ${link.name}: ${link.state.word}, ${to}${link.anomalies.length ? `; ${anomalySymbol(link.anomalies[0].kind).word}` : ""}${link.planned.length ? "; under maintenance" : ""}${link.lost.length ? `; loses probes: ${link.lost.slice(0, 4).join(", ")}` : ""}`;
   }
   return found ? `${found.kind} ${found.name}` : "";
 }
@@ -122,7 +122,7 @@ function aboutHyperNode(model, found, select) {
       const link = model.linkAt(group, node, column);
       if (link < 0) return [];
       const entry = model.link(node, link);
-      return entry.state.trouble || entry.anomalies.length ? [`${entry.name} ${entry.anomalies[0]?.kind ?? entry.state.word}`] : [];
+      return entry.state.trouble || entry.anomalies.length ? [`${entry.name} ${entry.anomalies.length ? anomalySymbol(entry.anomalies[0].kind).word : entry.state.word}`] : [];
     });
     bad.unshift(...model.gpus.get(model.nodeName(node)) ?? []);
     return [chooser(model.nodeName(node), `node:${model.nodeName(node)}`, select), bad.join(", ") || "all links healthy"];
@@ -152,7 +152,7 @@ function troublesOf(model, found, select) {
     : { anomalies: (found.kind === "node" ? model.anomaliesOfNode : model.anomaliesOfSwitch).get(found.name) ?? [] };
   return el("div", { class: "troubles" }, troubles.map((one) => troubleEntry(model, one, select, `${found.kind}:${found.name}`)),
     anomalies.filter((anomaly) => !said.includes(anomaly.message)).map((anomaly) => el("div", { class: "reason grave" },
-      el("b", {}, symbol(anomalySymbol(anomaly.kind)), ` ${anomaly.kind}`), el("p", { text: anomaly.message }))));
+      el("b", {}, symbol(anomalySymbol(anomaly.kind)), ` ${anomalySymbol(anomaly.kind).word}`), el("p", { text: anomaly.message }))));
 }
 
 /** The last report that was shown: a new document does not empty the panel until its own report arrives. */

@@ -111,7 +111,7 @@ function showControls() {
     el("span", { class: "right" },
       button("−", "Zoom out (-)", () => map.zoom(0.8)), button("+", "Zoom in (+)", () => map.zoom(1.25)), button("Fit", "Show everything (0)", () => map.fit()),
       button("SVG", "The map as a picture", exportSvg), button("CSV", "Every link as a row", () => download(`${fileName()}.csv`, "text/csv", asCsv(model))),
-      button("Print", "Print the map and the list", () => print())));
+      button("Print", "Print the map and the list", () => print()), button("Keys", "The keys of this page (?)", () => byId("keys").showModal())));
 }
 
 function exportSvg() {
@@ -144,7 +144,7 @@ async function findByOtherName(at) {
 }
 
 function showSide() {
-  replace(byId("history"), historyCard(model.content.changes));
+  replace(byId("history"), historyCard(model.content.changes, "", (name) => model.switches.has(name)));
   replace(byId("lists"), showLists(model, view.values.list, select, (list) => view.set({ list })));
 }
 
@@ -252,11 +252,12 @@ document.querySelector(".search").addEventListener("focusout", (event) => {
 document.addEventListener("pointerdown", (event) => {
   if (!event.target.closest(".search")) byId("found").hidden = true;
 });
+byId("keys-close").addEventListener("click", () => byId("keys").close());
 document.addEventListener("keydown", (event) => {
-  if (event.key === "/" && !event.target.closest("input, select, textarea")) {
-    byId("search").focus();
-    event.preventDefault();
-  }
+  if (!["/", "?"].includes(event.key) || event.target.closest("input, select, textarea, dialog")) return;
+  if (event.key === "/") byId("search").focus();
+  else byId("keys").showModal();
+  event.preventDefault();
 });
 for (const media of ["(prefers-color-scheme: dark)", "print"]) {
   matchMedia(media).addEventListener("change", () => map.recolor(readColors()));

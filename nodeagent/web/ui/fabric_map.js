@@ -9,7 +9,6 @@ const BITMAP_MAX = 4096; // pixels of a side; a larger block is drawn directly, 
 const CACHE_PIXELS = 24e6;
 const SPOT_PX = 4; // a cell that needs attention is at least so large
 const ZOOM_MAX = 6;
-const LEGEND_PX = 48; // left free below the map
 
 export class FabricMap {
   /** `handlers` are {select(at), hover(hit, x, y), moved(view)}. */
@@ -32,7 +31,7 @@ export class FabricMap {
     this.options = options;
     this.bitmaps.clear();
     const { width, height } = this.size();
-    this.layout = layOut(model, options, width / Math.max(1, height - LEGEND_PX));
+    this.layout = layOut(model, options, width / Math.max(1, height), height);
     this.place = new Map(this.layout.blocks.flatMap((block) => block.nodes.map((node, row) => [node, { block, row }])));
     this.findSpots();
     this.lines = legLines(model, this.layout, this.selected);
@@ -82,8 +81,8 @@ export class FabricMap {
 
   fit() {
     const { width, height } = this.size();
-    const scale = Math.max(0.01, Math.min(width / this.layout.width, (height - LEGEND_PX) / this.layout.height, 1.6));
-    this.view = { x: this.layout.width / 2, y: this.layout.height / 2 + LEGEND_PX / 2 / scale, scale };
+    const scale = Math.max(0.01, Math.min(width / this.layout.width, height / this.layout.height, 1.6));
+    this.view = { x: this.layout.width / 2, y: this.layout.height / 2, scale };
     this.fitted = true;
     this.moved();
   }
@@ -348,11 +347,15 @@ export class FabricMap {
   drawTitles(scale, toWindow) {
     if (scale >= TITLES_SCALE) return;
     toWindow();
-    const blockSize = 10 / scale;
+    const ratio = devicePixelRatio || 1;
+    const blockSize = ratio * Math.max(7, Math.min(10, (TITLE + HEADS) * scale / ratio - 1)) / scale; // above the rows
     const blockPen = new CanvasPen(this.context, this.colors, scale);
     for (const block of this.layout.blocks) {
       if (block.width * scale < 44 || (TITLE + HEADS) * scale < 6) continue;
-      blockPen.text(block.x + 3 / scale, block.y + blockSize, block.group.title, "--quiet", blockSize, { width: block.width - 6 / scale });
+      const width = block.width - 6 / scale;
+      const { title, shortTitle } = block.group;
+      const shown = blockPen.measure(title, blockSize) > width ? shortTitle : title;
+      blockPen.text(block.x + 3 / scale, block.y + 0.9 * blockSize, shown, "--quiet", blockSize, { width });
     }
     const size = 11 / scale;
     const pen = new CanvasPen(this.context, this.colors, scale);

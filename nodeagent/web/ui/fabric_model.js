@@ -27,6 +27,7 @@ export class FabricModel {
     this.shapes = content.shapes.map((shape) => this.readShape(shape));
     this.titles = titlesOf(content.hypernodes);
     this.groups = this.makeGroups();
+    this.shortenTitles();
     this.switches = this.indexSwitches();
   }
 
@@ -78,6 +79,19 @@ export class FabricModel {
       groups.push(group);
     }
     return groups.sort((a, b) => (a.place < 0) - (b.place < 0) || natural.compare(a.title, b.title));
+  }
+
+  /** Of the groups of one frame: what tells the title from the others, where there is little room for it. */
+  shortenTitles() {
+    const siblings = new Map();
+    for (const group of this.groups) push(siblings, group.hypernode?.parent ?? -1, group);
+    for (const groups of siblings.values()) {
+      const [first, ...others] = groups.map((group) => group.title);
+      let length = others.length ? first.length : 0;
+      for (const title of others) while (!title.startsWith(first.slice(0, length))) length -= 1;
+      const shared = /^.*[-_.: ]/.exec(first.slice(0, length))?.[0].length ?? 0;
+      for (const group of groups) group.shortTitle = group.title.slice(shared) || group.title;
+    }
   }
 
   indexSwitches() {

@@ -8,6 +8,8 @@ export const HEADS = 13;
 export const PAD = 8;
 const MARGIN = 14;
 const FRAME_TITLE = 26;
+const FRAME_TITLE_PX = 16; // a title that is drawn larger than the map needs this
+const FRAME_TITLE_MAX = 160;
 const NAME_CHARS_MAX = 22;
 const CHAR = 5.6;
 
@@ -16,25 +18,26 @@ const TRIED = [0.5, 0.7, 0.85, 1, 1.2, 1.45, 1.8, 2.4, 3.5];
 
 /**
  * Lay out the groups of a model. `filters` are {only, rail, fabric, nodes: the names of those to show, or null}; `aspect` is the width of the window by its
- * height. Returns {width, height, blocks, frames}.
+ * height, `pixels` its height: frames leave room for titles that can be read when the map fits into it. Returns {width, height, blocks, frames}.
  */
-export function layOut(model, filters, aspect) {
+export function layOut(model, filters, aspect, pixels = Infinity) {
   const blocks = model.groups.map((group, i) => makeBlock(model, group, i, filters)).filter(Boolean);
   const { hypernodes } = model.content;
   const uppers = hypernodes.map((entry, i) => ({ entry, i })).filter(({ entry }) => entry.tier > 1);
   uppers.sort((a, b) => a.entry.tier - b.entry.tier);
   let best = 1, most = 0;
   for (const factor of TRIED) {
-    const { width, height } = arrange(model, blocks, uppers, aspect * factor);
+    const { width, height } = arrange(model, blocks, uppers, aspect * factor, FRAME_TITLE);
     const size = Math.min(aspect / width, 1 / height);
     if (size > most) [best, most] = [factor, size];
   }
-  const { width, height, frames } = arrange(model, blocks, uppers, aspect * best, true);
+  const title = Math.min(FRAME_TITLE_MAX, Math.max(FRAME_TITLE, FRAME_TITLE_PX / (pixels * most || 1)));
+  const { width, height, frames } = arrange(model, blocks, uppers, aspect * best, title, true);
   return { width, height, blocks, frames };
 }
 
-/** Place the blocks in their frames, and those on the map. `final`: make all places absolute. */
-function arrange(model, blocks, uppers, aspect, final = false) {
+/** Place the blocks in their frames below titles of this height, and those on the map. `final`: make all places absolute. */
+function arrange(model, blocks, uppers, aspect, title, final = false) {
   const boxes = new Map(); // the boxes of the members of each parent; -1 is the map itself
   const place = (parent, box) => (boxes.get(parent) ?? boxes.set(parent, []).get(parent)).push(box);
   for (const block of blocks) place(block.group.hypernode?.parent ?? -1, block);
@@ -44,8 +47,8 @@ function arrange(model, blocks, uppers, aspect, final = false) {
     if (!members) continue;
     const packed = pack(members, aspect);
     const frame = {
-      hypernode: entry, title: model.titles[i], members, width: packed.width + 2 * MARGIN, height: packed.height + FRAME_TITLE + 1.5 * MARGIN,
-      offset: { x: MARGIN, y: FRAME_TITLE + MARGIN / 2 },
+      hypernode: entry, title: model.titles[i], members, width: packed.width + 2 * MARGIN, height: packed.height + title + 1.5 * MARGIN,
+      offset: { x: MARGIN, y: title + MARGIN / 2 },
     };
     frames.push(frame);
     place(entry.parent, frame);

@@ -31,11 +31,12 @@ connect((node) => {
   replace(byId("strip"), cellStrip(devices));
   replace(byId("trouble"), troubleCards(node, devices));
   replace(byId("links"), linkTable(node));
-  replace(byId("gpus"), gpuCards(node));
-  replace(byId("nics"), nicCards(node));
+  const told = new Set(bad.map((device) => device.name)); // with reasons and remedy, at the top
+  replace(byId("gpus"), gpuCards(node, told));
+  replace(byId("nics"), nicCards(node, told));
   replace(byId("affinity"), affinityCard(node));
   replace(byId("kubelet"), kubeletCard(node));
-  replace(byId("health"), healthCard(node));
+  replace(byId("health"), healthCard(node, new Set(bad.map((device) => device.health))));
   replace(byId("history"), historyCard(node.changes));
   for (const details of document.querySelectorAll("details")) details.open = before.get(ownerOf(details)) || more.includes(details.dataset.name);
   filter();

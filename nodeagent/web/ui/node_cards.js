@@ -16,7 +16,8 @@ export function stateOf(word, withWord = true) {
   return withWord ? el("span", { class: "statesign" }, picture, ` ${word}`) : picture;
 }
 
-export function gpuCards(node) {
+/** `told`: the names of the devices whose reasons stand at the top of the page. */
+export function gpuCards(node, told) {
   const { gpus, obstacle } = node.gpus;
   if (!gpus.length) return [el("h2", { text: "GPUs" }), el("p", { class: "quiet", text: "No GPU is known on this node." })];
   return [
@@ -26,7 +27,7 @@ export function gpuCards(node) {
       const place = node.places.find((entry) => entry.uuid === gpu.uuid);
       return tile(`GPU ${gpu.index}`, "", gpu.state, loadOf(gpu),
         gpu.memory_bytes ? memoryBar(gpu) : null,
-        reasonList(place?.reasons ?? []),
+        told.has(`GPU ${gpu.index}`) ? aboveText() : reasonList(place?.reasons ?? []),
         pairs(
           ["Model", oneModel(node) ? "" : place?.name],
           ["Load", gpu.utilization !== null && (gpu.old_seconds === null ? amount(gpu.utilization, "of the time")
@@ -72,13 +73,14 @@ export function byRail(nics) {
   return [...nics].sort((a, b) => (a.rail ?? 1e9) - (b.rail ?? 1e9));
 }
 
-export function nicCards(node) {
+/** `told`: as for `gpuCards`. */
+export function nicCards(node, told) {
   const known = node.resources.every((resource) => resource.held !== null);
   return [
     el("h2", { text: "NICs" }),
     el("div", { class: "tiles" }, byRail(node.nics).map((nic) => tile(nic.name, nic.netdev === nic.name ? "" : nic.netdev, nic.state, shortOf(nic, known),
       nic.allocatable ? null : el("p", { class: "withdrawn", text: "withdrawn: the kubelet gives its VFs to no new pod" }),
-      reasonList(nic.reasons),
+      told.has(nic.name) ? aboveText() : reasonList(nic.reasons),
       ...nic.neighbors.map((neighbor) => el("p", { class: "neighbor" }, "↔ ", el("b", { text: neighbor.system_name ?? neighbor.chassis_id.value }),
         ` ${neighbor.port_id.value}`, el("span", { class: "quiet", text: [neighbor.port_description, neighbor.stale && "expired"].filter(Boolean).map((text) => ` · ${text}`).join("") }))),
       nic.neighbors.length ? null : el("p", { class: "quiet", text: "no neighbor is known" }),
@@ -139,6 +141,10 @@ function loadOf(gpu) {
   return [load, few(pods), gpu.used_bytes !== null && gpu.memory_bytes ? `${gib(gpu.used_bytes)} of ${gib(gpu.memory_bytes)}` : ""].filter(Boolean).join(" · ");
 }
 
+function aboveText() {
+  return el("p", { class: "quiet", text: "Why, and what to do: at the top of the page." });
+}
+
 function reasonList(reasons) {
   return el("div", {}, reasons.map((reason) => el("div", { class: `reason ${reason.warning ? "" : "grave"}` }, el("b", { text: reason.key }), el("p", { text: reason.detail }))));
 }
@@ -182,13 +188,13 @@ export function kubeletCard(node) {
   ];
 }
 
-/** Each device with its active rules: the value beside its threshold, and what clears it. */
-export function healthCard(node) {
+/** Each device with its active rules: the value beside its threshold, and what clears it. `told`: those at the top. */
+export function healthCard(node, told) {
   if (!node.health.length) return [el("h2", { text: "Health" }), el("p", { class: "quiet", text: "The values beside the thresholds come from an agent; the reasons are at each device." })];
-  const odd = node.health.filter((device) => device.reasons.length);
+  const odd = node.health.filter((device) => device.reasons.length && !told.has(device));
   return [
     el("h2", { text: "Health" }),
-    odd.length ? null : el("p", { class: "quiet", text: "No rule is active." }),
+    odd.length ? null : el("p", { class: "quiet", text: told.size ? "No other rule is active than at the top." : "No rule is active." }),
     ...odd.map((device) => el("article", { class: "entry", "data-name": device.name },
       el("h4", {}, device.name, stateOf(device.state), device.forS !== null && el("time", { text: `for ${duration(device.forS)}` })),
       ...device.reasons.map((reason) => {

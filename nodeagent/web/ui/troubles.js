@@ -4,7 +4,7 @@ import { el, since } from "./dom.js";
 import { chooser, entry, few, linkTo, symbol } from "./parts.js";
 import { anomalySymbol, AWAY, STATES } from "./symbols.js";
 
-const AWAY_REASONS = ["unreachable", "not_ready"];
+const AWAY_REASONS = ["unreachable", "not_ready", "no_agent"];
 
 /** What, since when, where (unless that is `here`), why, whose pods, and what to do. */
 export function troubleEntry(model, one, select, here = "") {

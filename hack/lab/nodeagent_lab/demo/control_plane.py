@@ -111,6 +111,8 @@ AGENT = f"system:serviceaccount:{NAMESPACE}:nodeagent"
 CONTROLLER = f"system:serviceaccount:{NAMESPACE}:nodeagent-controller"
 GATHER_S = 0.1
 """An agent gathers changes for 2 s and waits 10 s between two reports; the demo is faster."""
+JOBS = "research"
+"""The namespace of the jobs."""
 LEASE_S = 5.0
 PATIENCE_S = 60.0
 """The timeout of each wait, for a slow machine; usually a wait takes a second or two."""
@@ -221,10 +223,39 @@ class DemoCluster:
         report = NodeReporter(
             self._client, inventory, node, NAMESPACE, lambda: self._rails,
             owner=NodeClaim(node, f"nodes-{node}"),
-            jitter_s=0.0, gather_s=GATHER_S, gap_s=GATHER_S, patience_s=0.0,
+            jitter_s=0.0, gather_s=GATHER_S, gap_s=GATHER_S, patience_s=0.0, with_holders=True,
         )  # fmt: skip
-        inventory.publish("pci", **self.fabric.facts(node))
+        self._publish(node, inventory)
         self._reports[node] = asyncio.create_task(report.run(), name=f"report {node}"), inventory
+
+    def _publish(self, node: str, inventory: Inventory) -> None:
+        inventory.publish("pci", **self.fabric.facts(node))
+        if gpus := self.fabric.gpus(node):
+            inventory.publish("gpus", gpus=gpus)
+        if held := self.fabric.held(node):
+            pods = ((pod.partition("/"), vfs) for pod, vfs in held.items())
+            holdings = tuple(Holding(space, name, "main", "nic", vfs) for (space, _, name), vfs in pods)
+            inventory.publish("pods", holdings=holdings)
+
+    def run_job(self, name: str, nodes: Sequence[str], since: float) -> None:
+        """Let a Job run since then (Unix time): a pod on each node, with a VF of each rail. The agents report them."""
+        started = rfc3339(since)
+        owner = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": name,
+            "uid": f"job-{name}",
+            "controller": True,
+        }
+        for number, node in enumerate(nodes):
+            pod = f"{name}-{number}"
+            self.server.put({
+                "apiVersion": "v1", "kind": "Pod", "spec": {"nodeName": node},
+                "metadata": {"name": pod, "namespace": JOBS, "ownerReferences": [owner], "creationTimestamp": started},
+                "status": {"phase": "Running", "startTime": started},
+            })  # fmt: skip
+            self.fabric.hold(node, f"{JOBS}/{pod}", len(self.fabric.rails))
+        self.rescan(nodes)
 
     @contextlib.asynccontextmanager
     async def evicting(self, node: str, pod: str, address: str) -> AsyncIterator[Callable[[], object]]:
@@ -264,7 +295,7 @@ class DemoCluster:
         """Let the agents of these nodes read the present facts; one without power reads nothing."""
         for node in nodes:
             if (running := self._reports.get(node)) is not None:
-                running[1].publish("pci", **self.fabric.facts(node))
+                self._publish(node, running[1])
 
     async def cut_power(self, nodes: Iterable[str]) -> None:
         """End the agents of these nodes, and let the cluster find that their kubelets are silent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
@@ -27,17 +28,42 @@ async def show_fabric_page(cluster: DemoCluster, *, once: bool) -> None:
 
     node, file = cluster.fabric.nodes[0], f"--fabric {cluster.fabric_file}"
     print("\nIn another terminal:", f"  export KUBECONFIG={cluster.kubeconfig}", sep="\n")
-    for verb in ("trouble --watch", f"explain {node}", "topology", "plan"):
+    for verb in ("trouble --watch", f"job {SLOW}", f"explain {node}", "topology"):
         print(f"  nodeagent {verb} {file}")
     print("  kubectl get nodelinks -A" if cluster.secure else f"  nodeagent cabling --order {file}")
     async with FaultPanel(FabricFaults(cluster).all(), connect).serving() as panel:
         await show_panel(panel, connect, once=once)
 
 
+def run_jobs(cluster: DemoCluster) -> None:
+    """Three jobs: one in a unit, one in two units, and one that is slow, since a NIC of it has half of its lanes."""
+    fabric = cluster.fabric
+    first, second = (fabric.at(fabric.leaf(unit, 0)) for unit in (0, 1))
+    one, other = len(first) // 2, len(second) // 2
+    now = time.time()  # their links have been seen since then
+    slow = second[other:]
+    fabric.wear(slow[-1], len(fabric.rails) - 1, _NARROW)
+    for name, nodes in (
+        (TOGETHER, first[:one]),
+        (SPREAD, [*first[one:][:SPREAD_MAX], *second[:other][:SPREAD_MAX]]),
+        (SLOW, slow),
+    ):
+        cluster.run_job(name, nodes, now)
+
+
+TOGETHER, SPREAD, SLOW = "llama-70b", "diffusion", "finetune"
+SPREAD_MAX = 8
 REBOOT_S = 4.0
 """A real switch needs minutes."""
 FLAPS, FLAP_S = 5, 1.5
+GPU = 0
+_LOST = Health(State.UNHEALTHY, (Reason("xid_79", "the GPU has fallen off the bus"),), allocatable=False)
 _NARROW = Health(State.DEGRADED, (Reason("pcie_width", "x8 of x16"),), allocatable=False)
+_FLAPPING = Health(
+    State.DEGRADED,
+    (Reason("flapping", f"{FLAPS} losses of the carrier in {2 * FLAPS * FLAP_S:.0f} s"),),
+    allocatable=False,
+)
 _DIM = Health(
     State.DEGRADED, (Reason("optics_rx_power", "lane 3: -11.2 dBm, 0.8 dB below the limit of -10.4 dBm"),)
 )
@@ -62,7 +88,7 @@ class FabricFaults:
         return [
             DemoFault("cable", "plug a cable into the wrong unit", self._miscable, self._correct),
             DemoFault("pull", f"pull a cable of {self._cabled}", self._pull, self._insert),
-            DemoFault("flap", f"a link of {self._cabled} flaps {FLAPS} times", self._flap),
+            DemoFault("flap", f"a link of {self._cabled} flaps {FLAPS} times", self._flap, self._calm),
             DemoFault(
                 "light",
                 f"the light of {self._moved} fades",
@@ -75,6 +101,7 @@ class FabricFaults:
                 self._wear_out(self._rail, _NARROW),
                 self._wear_out(self._rail, HEALTHY),
             ),
+            DemoFault("xid", f"XID 79 on GPU {GPU} of {self._moved}", self._fail_gpu, self._reset_gpu),
             DemoFault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
             DemoFault("reboot", f"reboot {self._leaf}", self._reboot_switch),
             DemoFault("replace", f"replace {self._replaced}", self._replace_switch),
@@ -106,12 +133,26 @@ class FabricFaults:
         self._fabric.mend(self._cabled, 0)
         await self._rescan([self._cabled])
 
+    async def _fail_gpu(self) -> None:
+        self._fabric.fail_gpu(self._moved, GPU, _LOST)
+        await self._rescan([self._moved])
+
+    async def _reset_gpu(self) -> None:
+        self._fabric.fail_gpu(self._moved, GPU)
+        await self._rescan([self._moved])
+
     async def _flap(self) -> None:
         for _ in range(FLAPS):
             await self._pull()
             await asyncio.sleep(FLAP_S)
             await self._insert()
             await asyncio.sleep(FLAP_S)
+        self._fabric.wear(self._cabled, 0, _FLAPPING)
+        await self._rescan([self._cabled])
+
+    async def _calm(self) -> None:
+        self._fabric.wear(self._cabled, 0)
+        await self._rescan([self._cabled])
 
     def _wear_out(self, rail: int, health: Health) -> Callable[[], Awaitable[None]]:
         async def change() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nodeagent_lab.demo.control_plane import EVICT_S, LEASE_S, DemoCluster
 from nodeagent_lab.demo.demo_steps import DemoError, DemoSteps
-from nodeagent_lab.demo.fabric_faults import show_fabric_page
+from nodeagent_lab.demo.fabric_faults import run_jobs, show_fabric_page
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.simulated_fabric import Fabric
 
@@ -79,9 +79,10 @@ class FabricShow(DemoSteps):
         )
         print(*textwrap.wrap(_ABOUT, WIDTH), "", sep="\n")
         async with DemoCluster(self._folder, fabric, rails) as self._cluster:
-            self._cluster.fabric_file.write_text(_CONFIG)
+            self._cluster.fabric_file.write_text(_CONFIG + ("jobs: true\n" if ui else ""))
             await self._form()
             if ui:
+                run_jobs(self._cluster)
                 await show_fabric_page(self._cluster, once=once)
                 return
             await self._miscable()

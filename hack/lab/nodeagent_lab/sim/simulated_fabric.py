@@ -16,13 +16,15 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from nodeagent.facts.model import HEALTHY, Function, Health, Identifier, Link, Neighbor, Reason, State
+from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Identifier, Link, Neighbor, Reason, State
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.machine.state import Device
 
 UNIT = 32
 """Nodes of a scalable unit in the reference architecture of the DGX H100."""
 UNITS_OF_HALL = 8
+GPU_MIB = 81_559
+"""Of an H100 with 80 GB, as NVML gives it."""
 STORAGE_MBPS = 100_000
 """Links without a rail belong to the storage network from this speed on, slower ones to management."""
 _DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
@@ -52,6 +54,9 @@ class Fabric:
         self._without_frames: set[str] = set()
         self._cut: set[tuple[str, str]] = set()
         self._worn: dict[tuple[str, str], Health] = {}
+        self._held: dict[str, dict[str, dict[str, str]]] = {}
+        self._gpus = [(gpu.address, gpu.numa_node) for gpu in machine.gpus]
+        self._failed: dict[str, dict[int, Health]] = {}
         self.nodes: list[str] = []
         for number in range(nodes):
             self.add(number * self.units // nodes)
@@ -91,6 +96,30 @@ class Fabric:
         """Give one NIC a fault that leaves its link up, or take it back."""
         self._worn[node, self.rails[rail]] = health
 
+    def hold(self, node: str, pod: str, rails: int) -> None:
+        """Let a pod, ``namespace/name``, hold a VF of each of the first rails of a node."""
+        index = 1 + len(self._held.get(node, ()))
+        vfs = {address: f"{address.rpartition('.')[0]}.{index}" for address in self.rails[:rails]}
+        self._held.setdefault(node, {})[pod] = vfs
+
+    def fail_gpu(self, node: str, index: int, health: Health = HEALTHY) -> None:
+        """Give one GPU of a node a fault, or take it back."""
+        self._failed.setdefault(node, {})[index] = health
+
+    def gpus(self, node: str) -> tuple[Gpu, ...]:
+        """The GPUs of a node that has had a fault of one; none of another one."""
+        failed = self._failed.get(node)
+        if failed is None:
+            return ()
+        return tuple(
+            Gpu(f"GPU-{node}-{i}", i, i, "GPU", address, GPU_MIB, numa_node, health=failed.get(i, HEALTHY))
+            for i, (address, numa_node) in enumerate(self._gpus)
+        )
+
+    def held(self, node: str) -> dict[str, tuple[str, ...]]:
+        """The PCI addresses of the VFs of each pod on a node."""
+        return {pod: tuple(vfs.values()) for pod, vfs in self._held.get(node, {}).items()}
+
     def stop_frames(self, switch: str) -> None:
         """Turn a switch off, as in a reboot or power loss: no carrier, no LLDP."""
         self._without_frames.add(switch)
@@ -127,6 +156,13 @@ class Fabric:
             function = self._functions[address]
             health = _DOWN if down else self._worn.get((node, address), function.health)
             functions.append(replace(function, health=health))
+            functions += (
+                replace(
+                    function, pci_address=vfs[address], parent=address, vf_index=i, netdev=None, num_vfs=None
+                )
+                for i, vfs in enumerate(self._held.get(node, {}).values())
+                if address in vfs
+            )
         return {
             "functions": tuple(functions),
             "links": tuple(sorted(links, key=lambda link: link.netdev)),

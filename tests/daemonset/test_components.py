@@ -1,0 +1,283 @@
+"""Features combine: each component with its settings, rights and policy, every pair of them, and all together.
+
+The matrix is ``make features``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hack.features import BASES, together
+from nodeagent.agent_config import Config, load
+from nodeagent.cli import main
+from nodeagent.commands.feature_table import FEATURES, WITH_CONTROLLER, Feature, reason_apart
+from nodeagent.config.file_errors import ConfigError
+from nodeagent.controller_config import FabricConfig, load_fabric
+from tests.daemonset import test_chart as chart
+from tests.daemonset.test_admission import AGENT, FORGED, event, report, write
+from tests.support.admission import refusals
+from tests.support.kubernetes_schemas import NEWEST, complaints
+from tests.support.manifests import DAEMONSET, Manifest, by_key, named, parsed, pod_specs
+from tests.support.needs import which
+
+pytestmark = [
+    pytest.mark.needs("kubectl", "kubernetes_validate", "cel_expr_python"),
+    pytest.mark.slow,
+]
+
+COMPONENTS = sorted(path.name for path in (DAEMONSET / "components").iterdir())
+ROWS = {row.name: row for row in FEATURES}
+WITHOUT_CLAIMS, CLAIMS = ("volcano-deviceshare", "attach", "mig"), ("dra", "gpu-mps", "mig-claims")
+EVERY = {
+    "with claims": [one for one in COMPONENTS if one not in WITHOUT_CLAIMS],
+    "without claims": [one for one in COMPONENTS if one not in CLAIMS],
+}
+"""Sets in which no feature can be added."""
+
+
+def test_each_component_is_a_row_of_the_table_and_a_file_by_its_own_name() -> None:
+    assert sorted(ROWS) == COMPONENTS
+    for path in (DAEMONSET / "components").glob("*/kustomization.yaml"):
+        written = yaml.safe_load(path.read_text())
+        assert written["kind"] == "Component"
+        files = [file for one in written.get("configMapGenerator", ()) for file in one["files"]]
+        assert {file.partition("=")[0] for file in files} <= {f"{path.parent.name}.yaml"}
+        assert len(files) == len([*path.parent.glob("nodeagent.yaml"), *path.parent.glob("fabric.yaml")])
+
+
+def configurations(manifests: list[Manifest]) -> tuple[Config, FabricConfig]:
+    with tempfile.TemporaryDirectory() as folder:
+        return together(manifests, Path(folder))
+
+
+def rendered(names: Iterable[str], base: str = WITH_CONTROLLER) -> list[Manifest]:
+    from hack.features import render
+
+    return parsed(render(names, which("kubectl") or "kubectl", base))
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Manifest]:
+    return rendered(())
+
+
+def test_without_a_component_no_feature_is_on(plain: list[Manifest]) -> None:
+    agent, controller = configurations(plain)
+    assert not any(row.agent(agent) for row in FEATURES if row.agent)
+    assert not any(row.controller(controller) for row in FEATURES if row.controller)
+
+
+def check(
+    names: Iterable[str],
+    manifests: list[Manifest],
+    known: set[str],
+    read: Callable[[list[Manifest]], tuple[Config, FabricConfig]] = configurations,
+) -> None:
+    """Schemas, configurations and policies of what is rendered. ``known``: objects that were valid before."""
+    by_key(manifests)  # no two objects of one name
+    for one in manifests:
+        text = yaml.dump(one, Dumper=yaml.CSafeDumper)
+        if text not in known:
+            assert complaints(one, NEWEST) == [], f"{one['kind']} {one['metadata']['name']}"
+            known.add(text)
+    agent, controller = read(manifests)
+    for row in map(ROWS.__getitem__, names):
+        assert row.agent is None or row.agent(agent), f"the agent has {row.name} off"
+        assert row.controller is None or row.controller(controller), f"the controller has {row.name} off"
+    assert refusals(manifests, write(report())) == []
+    assert refusals(manifests, event()) == []
+    forged, message = FORGED["another node"] if "another node" in FORGED else next(iter(FORGED.values()))
+    assert any(message in one for one in refusals(manifests, forged))
+    assert forged.user == AGENT
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    return set()
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_each_pair_of_features_is_on_or_names_why_it_cannot_be(name: str, known: set[str]) -> None:
+    for other in COMPONENTS[COMPONENTS.index(name) :]:
+        names = sorted({name, other})
+        reason = reason_apart(name, other)
+        manifests = rendered(names)
+        if reason:
+            with pytest.raises(ConfigError, match=r"set twice|Volcano|volcano|stay on the host"):
+                configurations(manifests)
+        else:
+            check(names, manifests, known)
+
+
+@pytest.mark.parametrize("names", EVERY.values(), ids=EVERY)
+def test_all_features_together_in_any_order(names: list[str], known: set[str]) -> None:
+    first = rendered(names)
+    check(names, first, known)
+    again = rendered(reversed(names))
+    assert configurations(again) == configurations(first)
+    assert by_key(again).keys() == by_key(first).keys()
+    (pod,), (turned,) = (pod_specs(named(one, "DaemonSet", "nodeagent")) for one in (first, again))
+    assert as_sets(pod) == as_sets(turned)
+
+
+def as_sets(value: Any) -> Any:
+    """Lists in one order; what stands twice counts once."""
+    if isinstance(value, dict):
+        return {key: as_sets(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return sorted({repr(as_sets(item)) for item in value})
+    return value
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in FEATURES if not row.beside.startswith("overlays")], ids=lambda row: row.name
+)
+def test_a_feature_of_the_agents_needs_no_controller(row: Feature, known: set[str]) -> None:
+    manifests = rendered([row.name], "base")
+    assert not [one for one in manifests if one["kind"] == "Deployment"]
+    check([row.name], manifests, known)
+
+
+@pytest.mark.parametrize("row", [row for row in FEATURES if row.controller], ids=lambda row: row.name)
+def test_a_feature_of_the_controller_is_refused_without_one(row: Feature) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        rendered([row.name], "base")
+    assert "nodeagent-controller" in refused.value.stderr
+
+
+def test_a_component_gives_what_its_former_overlay_gave() -> None:
+    """The same objects, and the same pod of the agents but for the folder of settings."""
+    from tests.support.manifests import built
+
+    for name in COMPONENTS:
+        if not (DAEMONSET / "overlays" / name).exists() or name == "mig-claims":
+            continue
+        before = by_key(built(f"overlays/{name}"))
+        base = WITH_CONTROLLER if any(kind == "Deployment" for _, kind, _, _ in before) else "base"
+        now = by_key(rendered([name], base))
+        renamed = {key for key in now if key[3].endswith((f"conditions-{name}", "conditions-deviceshare"))}
+        own = {key for key in before if "node-conditions" in key[3]} if renamed else set()
+        assert now.keys() - renamed == before.keys() - own, name
+        for key in before.keys() & now.keys():
+            if key[1] != "ConfigMap":
+                assert as_sets(now[key]) == as_sets(before[key]), f"{name}: {key[1]} {key[3]}"
+
+
+def test_the_features_of_a_configuration_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifests = rendered(["rails", "optics", "mig"])
+    agent, controller = BASES
+    for file, folder in (agent, controller):
+        data = named(manifests, "ConfigMap", folder)["data"]
+        place = (tmp_path / file).with_suffix(".d")
+        place.mkdir()
+        for key, text in data.items():
+            (place / key).write_text(text)
+        main_map = folder.removesuffix("-features")
+        (tmp_path / file).write_text(named(manifests, "ConfigMap", main_map)["data"][file])
+    words = ["config", "features", "--config", str(tmp_path / "nodeagent.yaml")]
+    assert main([*words, "--fabric", str(tmp_path / "fabric.yaml")]) == 0
+    lines = {line.split()[0]: line.split()[1:3] for line in capsys.readouterr().out.splitlines()}
+    assert lines["rails"] == ["on", "on"]
+    assert lines["mig"] == ["on", "-"]
+    assert lines["optics"] == ["-", "-"]
+    assert lines["dra"] == ["off", "-"]
+    assert lines["slurm"] == ["-", "off"]
+    assert main(words) == 0
+    assert "slurm                -      -" in capsys.readouterr().out
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    yield from itertools.combinations(COMPONENTS, 2)
+
+
+def test_few_pairs_are_apart_and_each_has_its_reason() -> None:
+    assert [pair for pair in pairs() if reason_apart(*pair)] == [
+        ("attach", "dra"),
+        ("dra", "volcano-deviceshare"),
+        ("gpu-mps", "volcano-deviceshare"),
+        ("mig", "mig-claims"),
+    ]
+
+
+# The chart
+
+SWITCHES = {
+    "gpuProcesses": "gpu-processes",
+    "gpuMemoryLimits": "gpu-memory-limits",
+    "mps": "gpu-mps",
+    "nvSentinel": "nvsentinel",
+    "monitoring": "prometheus-operator",
+    **{
+        value: re.sub("[A-Z]", lambda upper: f"-{upper[0].lower()}", value)
+        for value in (
+            *("attach", "dra", "evictions", "infiniband", "jobs", "kueue", "marks", "mig", "migClaims"),
+            *(
+                "nodeConditions",
+                "nodeFeatureGroups",
+                "optics",
+                "rails",
+                "slurm",
+                "startupTaint",
+                "volcanoDeviceshare",
+            ),
+        )
+    },
+}
+"""The values of the chart, each with its component."""
+BESIDE = {"volcanoDeviceshare": "nodeConditions", "migClaims": "dra"}
+"""Values that need another one."""
+
+
+def test_each_value_of_the_chart_has_a_component() -> None:
+    """The chart's policy follows the labels of `controller.fabric` by itself."""
+    assert set(COMPONENTS) - set(SWITCHES.values()) == {"labels"}
+
+
+def of_chart(values: Iterable[str]) -> list[Manifest]:
+    on = {"controller", *values}
+    on |= {BESIDE[one] for one in on & BESIDE.keys()}
+    return chart.render({value: {"enabled": True} for value in sorted(on)})
+
+
+def held(manifests: list[Manifest]) -> tuple[Config, FabricConfig]:
+    agent = named(manifests, "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
+    fabric = named(manifests, "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
+    return load(agent, name="agent"), load_fabric(fabric, name="fabric")
+
+
+@pytest.mark.needs("helm_python")
+@pytest.mark.parametrize("value", SWITCHES)
+def test_each_pair_of_values_of_the_chart_is_on_or_names_why_it_cannot_be(
+    value: str, known: set[str]
+) -> None:
+    order = list(SWITCHES)
+    for other in order[order.index(value) :]:
+        values = {value, other} | {BESIDE[one] for one in {value, other} & BESIDE.keys()}
+        names = [SWITCHES[one] for one in sorted(values)]
+        reasons = [reason_apart(*pair) for pair in itertools.combinations(names, 2)]
+        if {"mig", "migClaims"} <= values:
+            continue  # the second counts
+        manifests = of_chart(values)
+        if any(reasons):
+            with pytest.raises(ConfigError, match=r"Volcano|volcano|stay on the host"):
+                held(manifests)
+        else:
+            check(names, manifests, known, held)
+
+
+@pytest.mark.needs("helm_python")
+@pytest.mark.parametrize("names", EVERY.values(), ids=EVERY)
+def test_all_values_of_the_chart_together(names: list[str], known: set[str]) -> None:
+    values = [value for value, component in SWITCHES.items() if component in names]
+    check([SWITCHES[value] for value in values], of_chart(values), known, held)
