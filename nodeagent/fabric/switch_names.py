@@ -57,8 +57,6 @@ class SwitchNames:
         self._name_of_chassis: dict[str, str] = {}
         self._shared_chassis: set[str] = set()
         self._default_chassis: set[str] = set()
-        self._named_by_one: set[str] = set()
-        """Chassis IDs with a name in the report of one node, and with none in another one."""
         self._new: set[str] = set()
         self.keys: dict[SwitchAnnouncement, str] = {}
         self.record = dict(record)
@@ -67,7 +65,6 @@ class SwitchNames:
         self.anomalies: list[Anomaly] = []
         self._index(patterns)
         self._find_default_chassis()
-        self._find_named_by_one()
         self._resolve()
         self._trim_record()
 
@@ -127,7 +124,7 @@ class SwitchNames:
                 if (chassis := announcement.chassis) in self._shared_chassis:
                     users.setdefault(chassis, {}).setdefault(name, []).append(announcement)
         for chassis, by_name in sorted(users.items()):
-            if self._has_names_of_others(chassis, by_name):
+            if _has_names_of_others(chassis, by_name, self._by_name, self._patterns):
                 self._default_chassis.add(chassis)
                 self.record.pop(chassis, None)
                 continue
@@ -146,20 +143,6 @@ class SwitchNames:
                     "are identified by their names: it is a factory default; give every switch its own",
                 )
 
-    def _has_names_of_others(
-        self, chassis: str, by_name: Mapping[str, Collection[SwitchAnnouncement]]
-    ) -> bool:
-        """One node alone reports each name of an ID, and others have these names with other IDs: it joins nothing."""
-        for name, announcements in by_name.items():
-            node, *others = {
-                *chain.from_iterable(p.nodes for one in announcements for p in self._patterns[one])
-            }
-            if others or all(
-                each.chassis == chassis or self._is_only_of(each, node) for each in self._by_name[name]
-            ):
-                return False
-        return True
-
     def _name(self, announcement: SwitchAnnouncement) -> str:
         """The short name, or ``=`` and the chassis ID where the name is none or a factory default."""
         whole = full_key(announcement.name)
@@ -167,18 +150,6 @@ class SwitchNames:
         if not name or whole in self._generic or name in self._generic:
             return f"={announcement.chassis}"
         return name
-
-    def _find_named_by_one(self) -> None:
-        of_name: dict[str, set[str]] = {}
-        of_none: dict[str, set[str]] = {}
-        for announcement, patterns in self._patterns.items():
-            if announcement.chassis in self._shared_chassis:
-                found = of_none if self._name(announcement)[0] == "=" else of_name
-                nodes = found.setdefault(announcement.chassis, set())
-                nodes.update(chain.from_iterable(pattern.nodes for pattern in patterns))
-        for chassis, nodes in of_name.items():
-            if len(nodes) == 1 and of_none.get(chassis, set()) - nodes:
-                self._named_by_one.add(chassis)
 
     def _resolve(self) -> None:
         named: list[NamedSwitch] = []
@@ -209,9 +180,13 @@ class SwitchNames:
     def _resolve_nameless(self, nameless: Iterable[SwitchAnnouncement], chosen: Mapping[str, str]) -> None:
         """Announcements with a factory default name or none. A chassis ID that is known by a name keeps its key."""
         by_name: dict[str, list[SwitchAnnouncement]] = {}
+        named = frozenset(
+            chain.from_iterable(self._by_name[name] for name in self._by_name if name[0] != "=")
+        )
+        named_by_one = _named_by_one(self._patterns, named, self._shared_chassis)
         for announcement in nameless:
             known = chosen.get(announcement.chassis) or self.record.get(announcement.chassis, "")
-            if announcement.chassis in self._named_by_one:
+            if announcement.chassis in named_by_one:
                 known = ""
             if known and not known.startswith((CHASSIS, ADDRESS)):
                 self._assign((announcement,), known)
@@ -241,8 +216,12 @@ class SwitchNames:
         node whose report contradicts what all others say decides about its own announcements alone.
         """
         addressed = any(announcement.addresses for announcement in announcements)
-        odd = self._odd_one(announcements, one_switch=False) if addressed else ""
-        own = {announcement for announcement in announcements if odd and self._is_only_of(announcement, odd)}
+        odd = _odd_one(announcements, self._patterns, one_switch=False) if addressed else ""
+        own = {
+            announcement
+            for announcement in announcements
+            if odd and _only_of(self._patterns[announcement], odd)
+        }
         keys = self._keys_of_ids([each for each in announcements if each not in own], odd)
         keys.update((announcement, self._known_key(announcement)) for announcement in own)
         return keys
@@ -265,8 +244,8 @@ class SwitchNames:
         keys: dict[SwitchAnnouncement, str] = {}
         for address, told in by_common_address(announcements).items():
             same, differ = told, not overlap([ports[chassis] for chassis in {each.chassis for each in told}])
-            if address and not differ and (odd := self._odd_one(told, one_switch=True)):
-                own = {announcement for announcement in told if self._is_only_of(announcement, odd)}
+            if address and not differ and (odd := _odd_one(told, self._patterns, one_switch=True)):
+                own = {announcement for announcement in told if _only_of(self._patterns[announcement], odd)}
                 keys.update((announcement, self._known_key(announcement)) for announcement in own)
                 same, differ = [each for each in told if each not in own], True
             chassis = {announcement.chassis for announcement in same}
@@ -278,12 +257,6 @@ class SwitchNames:
                 # One port name under several IDs: each of them is another switch.
                 keys.update((announcement, chassis_key(announcement.chassis)) for announcement in same)
         return keys
-
-    def _is_recorded_apart(self, announcement: SwitchAnnouncement) -> bool:
-        """Its name did not identify the switch before."""
-        key = chassis_key(announcement.chassis)
-        recorded = self.record.get(announcement.chassis) == key or key in self._published
-        return recorded or bool(self._known_address(announcement))
 
     def _known_address(self, announcement: SwitchAnnouncement) -> str:
         """The key by which the switch was identified by its management address before, or an empty text."""
@@ -356,6 +329,13 @@ class SwitchNames:
 
     def _is_one_switch(self, name: str, announcements: Collection[SwitchAnnouncement]) -> bool:
         """One switch has this name. Adds the anomalies of the name."""
+
+        def is_recorded_apart(announcement: SwitchAnnouncement) -> bool:
+            """Its name did not identify the switch before."""
+            key = chassis_key(announcement.chassis)
+            recorded = self.record.get(announcement.chassis) == key or key in self._published
+            return recorded or bool(self._known_address(announcement))
+
         by_chassis: dict[str, list[SwitchAnnouncement]] = {}
         for announcement in announcements:
             by_chassis.setdefault(announcement.chassis, []).append(announcement)
@@ -369,7 +349,7 @@ class SwitchNames:
                 current[chassis] = fresh
             ports[chassis] = fresh | stale
         several = [chassis for chassis in ports if len(ports[chassis]) > 1]
-        recorded_apart = any(map(self._is_recorded_apart, announcements))
+        recorded_apart = any(map(is_recorded_apart, announcements))
         two = sum(chassis in current for chassis in several) > 1 or overlap(current.values())
         # An InfiniBand switch has one GUID, never one for each port.
         two = two or sum(map(is_guid, current)) > 1
@@ -381,11 +361,11 @@ class SwitchNames:
             ]
             two = all(addresses) and not set.intersection(*addresses)
         if two or recorded_apart:
-            odd = self._odd_one(announcements, one_switch=True)
+            odd = _odd_one(announcements, self._patterns, one_switch=True)
             return bool(odd) and not any(
                 map(
-                    self._is_recorded_apart,
-                    (each for each in announcements if not self._is_only_of(each, odd)),
+                    is_recorded_apart,
+                    (each for each in announcements if not _only_of(self._patterns[each], odd)),
                 )
             )
         gone = sorted(chassis for chassis in several if chassis not in current)
@@ -416,58 +396,6 @@ class SwitchNames:
                                 port = report.ports[i] or announcement.chassis
                                 (stale if i in report.stale else fresh).add(port)
         return fresh, stale
-
-    def _odd_one(self, announcements: Iterable[SwitchAnnouncement], *, one_switch: bool) -> str:
-        """The node without whose report these chassis IDs have one port each, as with an ID for each port; of
-        ``one_switch``, no two have the same.
-
-        Empty, if there is none, or if fewer than three IDs, or two nodes, are left. A switch with one ID has several
-        ports for two nodes already.
-        """
-        by_chassis: dict[str, list[SwitchAnnouncement]] = {}
-        for announcement in announcements:
-            by_chassis.setdefault(announcement.chassis, []).append(announcement)
-        suspects: set[str] | None = None
-        ids_of_port: dict[str, dict[str, set[str]]] = {}
-        for chassis, same in by_chassis.items():
-            if is_guid(chassis):
-                return ""
-            ports = self._nodes_of_ports(same)
-            if len(ports) > 1:
-                suspects = _who_alone_tells(ports, suspects)
-                if not suspects:
-                    return ""
-            for port, nodes in ports.items() if one_switch else ():
-                ids_of_port.setdefault(port, {})[chassis] = nodes
-        for ids in ids_of_port.values():
-            if len(ids) > 1:
-                suspects = _who_alone_tells(ids, suspects)
-        for node in sorted(suspects or ()):
-            left = [
-                same for same in by_chassis.values() if not all(self._is_only_of(one, node) for one in same)
-            ]
-            patterns = chain.from_iterable(self._patterns[one] for one in chain.from_iterable(left))
-            if (
-                len(left) > 2
-                and len({*chain.from_iterable(pattern.nodes for pattern in patterns)} - {node}) > 1
-            ):
-                return node
-        return ""
-
-    def _nodes_of_ports(self, announcements: Iterable[SwitchAnnouncement]) -> dict[str, set[str]]:
-        """The nodes that report each port, expired or not."""
-        found: dict[str, set[str]] = {}
-        for announcement in announcements:
-            for pattern in self._patterns[announcement]:
-                for i, slot in enumerate(pattern.shape):
-                    if slot.neighbor == announcement:
-                        for node, report in pattern.nodes.items():
-                            found.setdefault(report.ports[i] or announcement.chassis, set()).add(node)
-        return found
-
-    def _is_only_of(self, announcement: SwitchAnnouncement, node: str) -> bool:
-        """No other node reports it."""
-        return all(pattern.nodes.keys() == {node} for pattern in self._patterns[announcement])
 
     def _key(self, switch: list[NamedSwitch]) -> str:
         names = {part.name for part in switch}
@@ -511,6 +439,97 @@ def is_guid(chassis: str) -> bool:
 def overlap(sets: Collection[set[str]]) -> bool:
     """Some value is in several sets."""
     return sum(map(len, sets)) > len(set[str]().union(*sets))
+
+
+def _only_of(patterns: Iterable[CablingPattern], node: str) -> bool:
+    """No other node has these."""
+    return all(pattern.nodes.keys() == {node} for pattern in patterns)
+
+
+def _nodes_of_ports(
+    announcements: Iterable[SwitchAnnouncement], users: Mapping[SwitchAnnouncement, Iterable[CablingPattern]]
+) -> dict[str, set[str]]:
+    """The nodes that report each port, expired or not."""
+    found: dict[str, set[str]] = {}
+    for announcement in announcements:
+        for pattern in users[announcement]:
+            for i, slot in enumerate(pattern.shape):
+                if slot.neighbor == announcement:
+                    for node, report in pattern.nodes.items():
+                        found.setdefault(report.ports[i] or announcement.chassis, set()).add(node)
+    return found
+
+
+def _named_by_one(
+    users: Mapping[SwitchAnnouncement, Iterable[CablingPattern]],
+    named: Container[SwitchAnnouncement],
+    shared: Container[str],
+) -> set[str]:
+    """The shared chassis IDs that have a name in the report of one node, and none in that of another one."""
+    of_name: dict[str, set[str]] = {}
+    of_none: dict[str, set[str]] = {}
+    for announcement, patterns in users.items():
+        if announcement.chassis in shared:
+            found = of_name if announcement in named else of_none
+            nodes = found.setdefault(announcement.chassis, set())
+            nodes.update(chain.from_iterable(pattern.nodes for pattern in patterns))
+    return {
+        chassis
+        for chassis, nodes in of_name.items()
+        if len(nodes) == 1 and of_none.get(chassis, set()) - nodes
+    }
+
+
+def _odd_one(
+    announcements: Iterable[SwitchAnnouncement],
+    users: Mapping[SwitchAnnouncement, Collection[CablingPattern]],
+    *,
+    one_switch: bool,
+) -> str:
+    """The node without whose report these chassis IDs have one port each, as with an ID for each port; of
+    ``one_switch``, no two have the same.
+
+    Empty, if there is none, or if fewer than three IDs, or two nodes, are left. A switch with one ID has several
+    ports for two nodes already.
+    """
+    by_chassis: dict[str, list[SwitchAnnouncement]] = {}
+    for announcement in announcements:
+        by_chassis.setdefault(announcement.chassis, []).append(announcement)
+    suspects: set[str] | None = None
+    ids_of_port: dict[str, dict[str, set[str]]] = {}
+    for chassis, same in by_chassis.items():
+        if is_guid(chassis):
+            return ""
+        ports = _nodes_of_ports(same, users)
+        if len(ports) > 1:
+            suspects = _who_alone_tells(ports, suspects)
+            if not suspects:
+                return ""
+        for port, nodes in ports.items() if one_switch else ():
+            ids_of_port.setdefault(port, {})[chassis] = nodes
+    for ids in ids_of_port.values():
+        if len(ids) > 1:
+            suspects = _who_alone_tells(ids, suspects)
+    for node in sorted(suspects or ()):
+        left = [same for same in by_chassis.values() if not all(_only_of(users[one], node) for one in same)]
+        patterns = chain.from_iterable(users[one] for one in chain.from_iterable(left))
+        if len(left) > 2 and len({*chain.from_iterable(pattern.nodes for pattern in patterns)} - {node}) > 1:
+            return node
+    return ""
+
+
+def _has_names_of_others(
+    chassis: str,
+    by_name: Mapping[str, Collection[SwitchAnnouncement]],
+    named: Mapping[str, Collection[SwitchAnnouncement]],
+    users: Mapping[SwitchAnnouncement, Collection[CablingPattern]],
+) -> bool:
+    """One node alone reports each name of an ID, and others have these names with other IDs: it joins nothing."""
+    for name, announcements in by_name.items():
+        node, *others = {*chain.from_iterable(p.nodes for one in announcements for p in users[one])}
+        if others or all(each.chassis == chassis or _only_of(users[each], node) for each in named[name]):
+            return False
+    return True
 
 
 def _who_alone_tells(told: Mapping[str, set[str]], suspects: set[str] | None) -> set[str]:
