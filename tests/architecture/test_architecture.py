@@ -60,7 +60,6 @@ LARGE_CLASSES = {
     "nodeagent/doctor/cluster_checks.py:ClusterFacts": DOCUMENT,
     "nodeagent/fabric/fabric_view.py:FabricView": DOCUMENT,
     "nodeagent/fabric/reports.py:CompactReport": DOCUMENT,
-    "nodeagent/fabric/switch_names.py:SwitchNames": "the identities of all switches, which are decided together",
     "nodeagent/health/gpu.py:GpuState": "the memory of all rules of one GPU, of events, readings and log lines",
     "nodeagent/health/gpu_settings.py:GpuHealthSettings": DOCUMENT,
     "nodeagent/health/nic.py:NicState": "the memory of all rules of one NIC: to be split by kind of rule",
