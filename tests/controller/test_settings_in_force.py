@@ -54,8 +54,6 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "web.keyFile": ("web.certificateFile",),
     "web.clientCaFile": ("web.certificateFile",),
     "web.tokenFile": ("web.certificateFile",),
-    "expectedValues[].value": ("expectedValues[].like",),
-    "expectedValues[].like": ("expectedValues[].value",),
 }
 """Settings that need others beside them."""
 
