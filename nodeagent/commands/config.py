@@ -252,7 +252,10 @@ def _config_features(options: argparse.Namespace) -> int:
     fabric = None if options.fabric is None else read_fabric(options.fabric)[0]
     features = list(shown_features(agent, fabric))
     if options.json:
-        print(json.dumps({"features": [one._asdict() for one in features]}))
+        from nodeagent.console.json_document import json_document
+
+        listed = {"features": [one._asdict() for one in features]}
+        print(json_document(listed, options.root or Path("/"), None))
     else:
         print("\n".join(columns(("FEATURE", "AGENT", "CONTROLLER", "NEEDS"), features, screen())))
     return GOOD

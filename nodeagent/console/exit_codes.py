@@ -46,7 +46,17 @@ EXIT_CODES = {
         ("health", "scan", "neighbors", "gpus", "history", "vfs show", "plan", "explain", "topology"), SHOWS
     ),
     **dict.fromkeys(
-        ("claim", "tell", "completion", "config defaults", "config schema", "decode", "man"), SHOWS
+        (
+            "claim",
+            "tell",
+            "completion",
+            "config features",
+            "config defaults",
+            "config schema",
+            "decode",
+            "man",
+        ),
+        SHOWS,
     ),
     **dict.fromkeys(("maintain", "cordon", "uncordon", "remembered", "vfs apply", "capture"), WRITES),
     **dict.fromkeys(("run", "controller", "mps", "attach", "demo"), RUNS),

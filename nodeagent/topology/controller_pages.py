@@ -115,7 +115,7 @@ class ControllerPages:
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
         """Serve until cancelled. ``listening`` takes the port."""
         probes: dict[str, PageHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
-        folders, features = {}, self._fabric.parts.features.values()
+        folders = {}
         if self._settings.ui:
             folders[UI_PREFIX] = UiPages(
                 "fabric",
@@ -124,7 +124,12 @@ class ControllerPages:
                     "node.json": self._node,
                     "pods.json": self._pods,
                     "history.json": self._changes,
-                    **{name: partial(self._of_feature, name) for part in features for name in part.pages},
+                    # No name for the features: it would hold these parts when others have replaced them.
+                    **{
+                        name: partial(self._of_feature, name)
+                        for part in self._fabric.parts.features.values()
+                        for name in part.pages
+                    },
                 },
             ).answer
         access = AccessControl(self._settings)

@@ -109,6 +109,7 @@ LIVE: dict[str, tuple[Text, Any, Shown]] = {
     "resources[vf].vfDriver": (of("vf"), "vfio-pci", offered),
     "resources[vf].preferred": (of("vf"), "pack", offered),
     "resources[vf].deviceListStrategy": (of("vf"), "cdi", offered),
+    "resources[vf].vhostNet": (of("vf"), True, offered),
     **{f"resources[gpu-mem].select.{key}": (of("gpu-mem"), value, offered) for key, value in GPUS.items()},
     "resources[gpu-mem].name": (of("gpu-mem"), "memory", offered),
     "resources[gpu-mem].mode": (of("gpu-mem"), "dra", offered),
@@ -130,6 +131,10 @@ LIVE: dict[str, tuple[Text, Any, Shown]] = {
     "resources[mig].mode": (of("mig"), "dra", offered),
     "resources[mig].deviceListStrategy": (of("mig"), "envvar", offered),
     "resources[mig].passDeviceNodes": (of("mig", deviceListStrategy="envvar"), True, offered),
+    "offer.mode": (of("vf"), "dra", offered),
+    "offer.enforcement": (of("gpu-mem"), "none", offered),
+    "offer.volcano": (of("gpu-mem", enforcement="none"), True, volcano),
+    "offer.mig": (of("gpu-mem"), "devicePlugin", offered),
     "expect.gpus": (of("gpu-mem"), 9, offered),
     "expect.nics": (of("vf"), 9, offered),
     "health.expected[].links": (

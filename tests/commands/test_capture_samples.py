@@ -48,7 +48,7 @@ def test_a_recording_can_be_read_and_names_devices_but_no_node(machine, tmp_path
     assert mine.mac == nic.netdev.mac
     assert mine.path[-1] == nic.address
     # A recorded machine has no kernel that reports changes by an administrator.
-    sources = set(Source) - {Source.GPU, Source.ADMINISTRATION, Source.RAILS}
+    sources = set(Source) - {Source.GPU, Source.ADMINISTRATION, Source.RAILS, Source.ATTACH}
     assert {one.source for one in samples if one.device == nic.address} == sources
     for source in Source:
         times = [one.at for one in samples if one.source is source and one.device == nic.address]

@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, str]] = {
     "claim": {"good": "--gpu-mem 40Gi"},
     "tell": {"good": "vllm", "unknown": "vlm"},
     "completion": {"good": "bash"},
+    "config features": {"good": "", "wrong": "--config BAD"},
     "config defaults": {"good": ""},
     "config schema": {"good": ""},
     "decode": {"blind": "NOWHERE"},

@@ -29,6 +29,7 @@ OF_A_NODE = {
     "remembered": "remembered --json --root MACHINE",
     "cordon": "cordon --json --root MACHINE",
     "doctor": "doctor --json --root MACHINE",
+    "config features": "config features --json --root MACHINE",
     "vfs show": "vfs show --json --root MACHINE",
     "vfs apply": "vfs apply --json --root MACHINE",
 }
@@ -44,6 +45,7 @@ OF_A_FABRIC = {
 OTHER_FORMS = {"decode": "the time and the sender of each frame"}
 """Verbs whose objects have a time and a source of their own."""
 OF_A_DAEMON = {
+    "attach": "tests/commands/test_attach_list.py",
     "rails": "tests/commands/test_rails.py",
     "rails check": "tests/commands/test_rails.py",
     "maintain": "tests/commands/test_maintain.py",

@@ -227,7 +227,7 @@ async def test_planned_work_is_written_by_the_person_within_the_policy(tmp_path:
         assert MAINTENANCE_LABEL not in str(server.find("nodelinks", "node-01", "nodeagent"))
         unknown = await plugin("maintain", "node-99", "--until", "1h")
         assert (unknown.code, unknown.out) == (2, ""), unknown
-        assert "did you mean" in unknown.err or "lists what is" in unknown.err
+        assert "no node, NODE/nic3 or switch is called so; similar are node-13" in unknown.err
 
 
 async def test_a_kubelet_that_writes_meanwhile_costs_a_second_try(tmp_path: Path) -> None:

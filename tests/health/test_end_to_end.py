@@ -139,7 +139,7 @@ async def test_the_page_and_the_command_explain_health(
             )
             assert re.search(r"^  nic1 +enp154s0np0 +0000:9a:00.0 ", detail, re.MULTILINE), name
         assert await asyncio.to_thread(main, [*verb, "nic7"]) == 2
-        assert "did you mean nic" in capsys.readouterr().err
+        assert "similar are nic1, nic0" in capsys.readouterr().err
 
 
 @pytest.mark.slow

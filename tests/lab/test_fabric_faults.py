@@ -90,7 +90,9 @@ async def test_a_link_that_flaps_is_reported_down_and_up_each_time(
 ) -> None:
     (flap,) = (one for one in buttons.all() if one.key == "flap")
     await flap.press()
-    assert agents.seen == [["down carrier_down"], []] * FLAPS
+    assert agents.seen == [*([["down carrier_down"], []] * FLAPS), ["degraded flapping"]]
+    await flap.press()
+    assert not agents.seen[-1]
 
 
 async def test_power_is_cut_of_a_node_and_of_all_nodes_at_a_leaf_and_comes_back(

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.agent_features import AGENT
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.server import WebServer
@@ -212,7 +213,10 @@ async def test_every_panel_and_every_rule_has_a_result(tmp_path: Path) -> None:
     files = {"certificate_file": certificate, "key_file": key, "token_file": tokens}
     access = AccessControl(WebSettings(**{setting: str(path) for setting, path in files.items()}))
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    metrics = MetricsPage(lambda: scrape_input(at=time.clock_gettime(time.CLOCK_BOOTTIME)), WebSettings())
+    further = [family for row in AGENT for family in row.families]
+    metrics = MetricsPage(
+        lambda: scrape_input(at=time.clock_gettime(time.CLOCK_BOOTTIME)), WebSettings(), further
+    )
     web = asyncio.create_task(
         WebServer({"/metrics": metrics.page}, access).run("127.0.0.1", 0, port.set_result)
     )

@@ -41,6 +41,7 @@ READERS = {
     Source.KERNEL: ("sampling/event_readers",),
     Source.ADMINISTRATION: ("sampling/event_readers",),
     Source.RAILS: ("features/rail_probing/rail_probes", "features/rail_probing/rail_watch"),
+    Source.ATTACH: ("features/netdevs_in_pods/attach_watch",),
     Source.GPU: ("host/nvml_vitals", "host/nvml_profiling", "sources/nvml_session", "sources/gpu_publisher"),
 }
 """The modules that make the sample names of a source."""

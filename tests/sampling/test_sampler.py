@@ -499,6 +499,7 @@ async def test_every_name_of_a_simulated_machine_is_in_the_table(tmp_path):
         Source.GPU,
         Source.ADMINISTRATION,
         Source.RAILS,
+        Source.ATTACH,
     }
     for sample in sampled.published:
         for name in sample.values:

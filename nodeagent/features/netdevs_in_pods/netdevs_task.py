@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.attach.attach_settings import AttachSettings
@@ -29,11 +30,7 @@ def start_netdevs(core: AgentCore, settings: AttachSettings) -> AgentPart:
             tasks={"attach": partial(_plan, core, settings), "netdevs": partial(_watch, core, watch)},
             samples=watch.samples,
         )
-    from nodeagent.attach.attach_files import ATTACH_FOLDER  # noqa: PLC0415
-
-    if (core.state / ATTACH_FOLDER).exists():
-        return AgentPart(tasks={"attach": partial(_switch_off, core)})
-    return AgentPart()
+    return AgentPart(tasks={"attach": partial(_switch_off, core)})
 
 
 async def _plan(core: AgentCore, settings: AttachSettings, _node: str | None) -> None:
@@ -49,10 +46,18 @@ async def _watch(core: AgentCore, watch: AttachWatch, _node: str | None) -> None
 
 
 async def _switch_off(core: AgentCore, _node: str | None) -> None:
-    from nodeagent.attach.plan_file import switch_off  # noqa: PLC0415
-
-    await in_thread(partial(switch_off, core.state))
+    await in_thread(partial(_switch_off_plan, core.state))
     await asyncio.Event().wait()
+
+
+def _switch_off_plan(state: Path) -> None:
+    """Blocks: the state directory may be on a disk that does not answer."""
+    from nodeagent.attach.attach_files import ATTACH_FOLDER  # noqa: PLC0415
+
+    if (state / ATTACH_FOLDER).exists():
+        from nodeagent.attach.plan_file import switch_off  # noqa: PLC0415
+
+        switch_off(state)
 
 
 def _numbers(shown: ScrapeInput, name: str) -> Iterator[tuple[str, float]]:
