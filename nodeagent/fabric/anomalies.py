@@ -11,7 +11,7 @@
 * One fault is one anomaly, or one at each of its two cables: a rack whose cables are all shifted by one rail, a cable
   between two nodes, a switch that several groups share, a ring of switches.
 
-docs/topology.md describes each kind of anomaly and what to do about it.
+docs/cabling.md describes each kind of anomaly and what to do about it.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ _REMEDIES = {
     AnomalyKind.HOST_SILENT: "check the node: is it up, and does its agent run?",
     AnomalyKind.OVERSIZED: "list these nodes in groups of their own in the topology file",
 }
-"""One for each kind; the table of docs/topology.md has the whole. A cable whose switch is known is moved to that."""
+"""One for each kind; the table of docs/cabling.md has the whole. A cable whose switch is known is moved to that."""
 
 
 HeldOn = Callable[[str], Mapping[str, tuple[str, ...]]]

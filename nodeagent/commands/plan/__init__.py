@@ -151,7 +151,7 @@ def add_cabling(add: Add) -> None:
     plan.add_argument(
         "--plan",
         metavar="FILE",
-        help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/topology.md, The cabling of a hall); with "
+        help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/cabling.md); with "
         "--from, - is the ConfigMap cabling-plan among its objects",
     )
     plan.add_argument(
