@@ -1,7 +1,7 @@
 """A CUDA program without CUDA's toolkit: it calls the driver's own library, and the driver compiles its kernels.
 
-``cuda_program.py hold MIB`` allocates, says "held MIB" or "refused CODE by CALL", and stays until its input ends. Further
-lines of its input do more: ``hold MIB``, ``managed MIB``, ``memory`` and ``busy SECONDS``. ``fault`` writes to the
+``cuda_program.py hold MIB`` allocates, says "held MIB" or "refused CODE by CALL", and stays until its input ends. More
+lines of its input: ``hold MIB``, ``managed MIB``, ``memory`` and ``busy SECONDS``. ``fault`` writes to the
 address 0, ``misaligned`` to an odd one. A call that fails ends the program with "failed CALL: CODE" (2: out of memory,
 700: illegal address, 716: misaligned address).
 """
