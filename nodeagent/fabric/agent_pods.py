@@ -84,7 +84,7 @@ def gone_agent(since: float | None, stopped: str) -> AwayNode:
 
 
 class SeenAgents:
-    """What one look finds. ``spaces`` are the namespaces of the reports, and so those of the agents."""
+    """The pods of one look. ``spaces`` are the namespaces of the reports, and so those of the agents."""
 
     def __init__(self) -> None:
         self.spaces: set[str] = set()
