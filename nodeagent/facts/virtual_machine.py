@@ -1,7 +1,7 @@
 """Whether a machine is a virtual one, by the clocks that its kernel has and the names in its firmware (DMI). Pure.
 
-Firecracker has no DMI. Such a machine has the NICs that its host passes through, as whole functions. It cannot make VFs of a VF, and has no
-access to the settings of a card.
+Firecracker has no DMI. A virtual machine has the NICs that its host passes through, as whole functions. It cannot make
+VFs of a VF, and has no access to the settings of a card.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PRODUCTS = re.compile(
 )
 _AMAZON = "Amazon EC2"
 _CLOCKS = re.compile(r"\bkvm-clock\b|\bhyperv_clocksource_")
-"""Clocks that a host gives its guest: arch/x86/kernel/kvmclock.c and drivers/clocksource/hyperv_timer.c of Linux 6.18."""
+"""Clocks that a host gives its guest (Linux 6.18: arch/x86/kernel/kvmclock.c, drivers/clocksource/hyperv_timer.c)."""
 
 
 def is_virtual(vendor: str | None, product: str | None, clocks: str | None = None) -> bool:

@@ -808,7 +808,7 @@ def test_a_capture_records_what_the_driver_answers(machine, young, tmp_path):
     (root / "sys/bus/pci/devices").mkdir(parents=True)
     command = [sys.executable, "-m", "nodeagent", "capture", "--root", root, place]
     done = subprocess.run(
-        command, env=environment(machine, young), capture_output=True, text=True, timeout=60
+        command, env=environment(machine, young), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     recording = json.loads((place / ".nodeagent/gpus.json").read_text())
