@@ -1,4 +1,4 @@
-"""What the agent says and does on a machine with a real NVIDIA GPU (`make test-gpu`).
+"""The agent, its verbs and MPS on a machine with a real NVIDIA GPU (`make test-gpu`).
 
 Needs root, one idle GPU, its driver, and `nvidia-cuda-mps-control` for MPS. Nothing of the GPU is set: no mode, no
 reset, no MIG. The kubelet is the stand-in, and pods are cgroups of the names that runtimes give them. Everything else
