@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, ValueName, plain_value, summary
 from nodeagent.fabric.switch_keys import digest
 from nodeagent.facts.model import ETHERNET, Function, Gpu, Link, Snapshot
+from nodeagent.features.peer_values.host_values import HostValues
+from nodeagent.host.netlink.nic_settings import NicSettings
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.measurements.sample import Sample, Source
 
@@ -30,26 +30,25 @@ BOOT_PARAMETERS = (
 )  # fmt: skip
 """The parameters that matter for GPUs and NICs. Others, such as the root of the file system, differ by nature."""
 
+_UNKNOWN = NicSettings()
 Values = dict[ValueName, dict[str, str]]
 """Each value by the name of its device."""
 
 
-class HostValues(msgspec.Struct, frozen=True):
-    """Values of the host that no fact has. ``iommu`` and ``pfc`` are by PCI address; PFC is a list of priorities."""
+class RunningAgent(NamedTuple):
+    """Its version, and a digest of its settings."""
 
-    kernel: str | None = None
-    command_line: str | None = None
-    iommu: Mapping[str, str] = {}
-    pfc: Mapping[str, tuple[int, ...]] = {}
-    agent: str | None = None
-    agent_settings: str | None = None
+    version: str
+    settings: str
 
 
 class NodeReading(NamedTuple):
-    """One moment of a node. ``nics`` are the PFs with a rail, by name, and ``gpus`` those that answer."""
+    """One moment of a node. ``nics`` are the PFs with a rail, by name, and ``gpus`` those that answer. ``agent`` is
+    ``None`` for a captured machine."""
 
     snapshot: Snapshot
     host: HostValues
+    agent: RunningAgent | None
     nics: Mapping[str, Function]
     gpus: Mapping[str, Gpu]
     links: Mapping[str, Link]
@@ -63,15 +62,24 @@ class NodeReading(NamedTuple):
         sample = self.samples.get((device, source))
         return None if sample is None else sample.texts.get(name)
 
+    def set_of(self, nic: Function) -> NicSettings:
+        return self.host.nics.get(nic.pci_address, _UNKNOWN)
+
 
 def node_reading(
-    snapshot: Snapshot, samples: Iterable[Sample], rails: Mapping[str, int], host: HostValues
+    snapshot: Snapshot,
+    samples: Iterable[Sample],
+    rails: Mapping[str, int],
+    host: HostValues,
+    agent: RunningAgent | None,
 ) -> NodeReading:
+    """``rails`` are the numbers of the NICs by PCI address."""
     functions = {one.pci_address: one for one in snapshot.functions if one.parent is None}
     names = sorted(nic_names(rails).items(), key=lambda entry: (rails[entry[0]], entry[1]))
     return NodeReading(
         snapshot,
         host,
+        agent,
         {name: functions[address] for address, name in names if address in functions},
         {f"gpu{gpu.index}": gpu for gpu in snapshot.gpus if not gpu.lost},
         {link.pci_address: link for link in snapshot.links},
@@ -120,8 +128,10 @@ def model_of(reading: NodeReading) -> str:
 def _boot_parameters(reading: NodeReading) -> str | None:
     if reading.host.command_line is None:
         return None
-    words = (word for word in reading.host.command_line.split())
-    return " ".join(word for word in words if _matters(word.partition("=")[0])) or "none"
+    return (
+        " ".join(word for word in reading.host.command_line.split() if _matters(word.partition("=")[0]))
+        or "none"
+    )
 
 
 def _matters(parameter: str) -> bool:
@@ -175,8 +185,13 @@ def _mtu(reading: NodeReading, nic: Function) -> str | None:
     return None if link is None or link.mtu is None else str(link.mtu)
 
 
+def _firmware(reading: NodeReading, nic: Function) -> str | None:
+    firmware = reading.text(nic.pci_address, Source.DRIVER, "firmware")
+    return firmware or reading.host.firmware.get(nic.pci_address)
+
+
 def _pfc(reading: NodeReading, nic: Function) -> str | None:
-    priorities = reading.host.pfc.get(nic.pci_address)
+    priorities = reading.set_of(nic).pfc
     return None if priorities is None else "".join(map(str, priorities)) or "none"
 
 
@@ -184,20 +199,21 @@ _OF_NODE: dict[ValueName, Callable[[NodeReading], str | None]] = {
     "GPU driver": lambda now: now.snapshot.gpu_driver,
     "kernel": lambda now: now.host.kernel,
     "boot parameters": _boot_parameters,
-    "agent": lambda now: now.host.agent,
-    "agent settings": lambda now: now.host.agent_settings,
+    "agent": lambda now: now.agent and now.agent.version,
+    "agent settings": lambda now: now.agent and now.agent.settings,
 }
 _OF_GPU: dict[ValueName, Callable[[NodeReading, Gpu], str | None]] = {
     "GPU VBIOS": lambda now, gpu: now.text(gpu.uuid, Source.GPU, "gpu_vbios"),
     "GPU power limit": _power_limit,
     "GPU persistence": lambda now, gpu: _switched(now.number(gpu.uuid, Source.GPU, "gpu_persistence_mode")),
+    "GPU ECC mode": lambda now, gpu: _switched(now.number(gpu.uuid, Source.GPU, "gpu_ecc_mode")),
     "GPU MIG mode": lambda _, gpu: _switched(float(gpu.mig)),
     "GPU PCIe": _gpu_pcie,
     "NVLinks": _nvlinks,
 }
 _OF_NIC: dict[ValueName, Callable[[NodeReading, Function], str | None]] = {
     "NIC driver": lambda _, nic: nic.driver,
-    "NIC firmware": lambda now, nic: now.text(nic.pci_address, Source.DRIVER, "firmware"),
+    "NIC firmware": _firmware,
     "NIC PCIe": _nic_pcie,
     "link type": lambda _, nic: nic.link_type or ETHERNET,
     "link speed": _speed,
@@ -205,6 +221,9 @@ _OF_NIC: dict[ValueName, Callable[[NodeReading, Function], str | None]] = {
     "FEC": _fec,
     "MTU": _mtu,
     "PFC": _pfc,
+    "pause": lambda now, nic: now.set_of(nic).pause,
+    "rings": lambda now, nic: now.set_of(nic).rings,
+    "channels": lambda now, nic: now.set_of(nic).channels,
     "VFs": lambda _, nic: None if nic.num_vfs is None else str(nic.num_vfs),
     "IOMMU": lambda now, nic: now.host.iommu.get(nic.pci_address),
 }
