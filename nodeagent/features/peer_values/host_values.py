@@ -5,13 +5,13 @@ A captured machine has the answers of its kernel about NICs in a file, ``NIC_SET
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from nodeagent.facts.model import Function
 from nodeagent.host.netlink.nic_settings import NicSettings, read_nic_settings
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 
 NIC_SETTINGS_PATH = "/.nodeagent/nic_settings.json"
 _decoder = msgspec.json.Decoder(dict[str, NicSettings])
@@ -29,13 +29,21 @@ class HostValues(msgspec.Struct, frozen=True):
 
 
 def read_host(tree: Tree, pfs: Sequence[Function]) -> HostValues:
-    """The values of the host and of these PFs. Blocks. Raises ``SysfsError`` for a file that is there and cannot be
-    read."""
+    """The values of the host and of these PFs; one that cannot be read is not known. Blocks. Raises ``SysfsError`` for
+    a broken file of a capture."""
+
+    def text(path: str) -> str | None:
+        return (sysfs.read(tree.text, path) or "").strip() or None
+
+    def firmware(pf: Function) -> str | None:
+        return None if pf.rdma is None else _rdma_firmware(text, f"{_folder(pf)}/infiniband/{pf.rdma.device}")
+
+    sysfs = SysfsScan(tree)
     return HostValues(
-        _text(tree, "/proc/sys/kernel/osrelease"),
-        _text(tree, "/proc/cmdline"),
-        _known({pf.pci_address: _text(tree, f"{_folder(pf)}/iommu_group/type") for pf in pfs}),
-        _known({pf.pci_address: _rdma_firmware(tree, pf) for pf in pfs if pf.netdev is None}),
+        text("/proc/sys/kernel/osrelease"),
+        text("/proc/cmdline"),
+        _known({pf.pci_address: text(f"{_folder(pf)}/iommu_group/type") for pf in pfs}),
+        _known({pf.pci_address: firmware(pf) for pf in pfs if pf.netdev is None}),
         _recorded_settings(tree) if tree.recorded else nic_settings(pfs),
     )
 
@@ -53,21 +61,14 @@ def _recorded_settings(tree: Tree) -> dict[str, NicSettings]:
         raise SysfsError(f"{NIC_SETTINGS_PATH} has no settings of NICs: {error}") from error
 
 
-def _rdma_firmware(tree: Tree, pf: Function) -> str | None:
+def _rdma_firmware(text: Callable[[str], str | None], folder: str) -> str | None:
     """In the form of mlx5's answer to ``ethtool -i``, with the PSID, which sysfs calls the ID of the board."""
-    if pf.rdma is None:
-        return None
-    folder = f"{_folder(pf)}/infiniband/{pf.rdma.device}"
-    firmware, board = (_text(tree, f"{folder}/{name}") for name in ("fw_ver", "board_id"))
+    firmware, board = text(f"{folder}/fw_ver"), text(f"{folder}/board_id")
     return f"{firmware} ({board})" if firmware and board else firmware
 
 
 def _folder(pf: Function) -> str:
     return f"/sys/bus/pci/devices/{pf.pci_address}"
-
-
-def _text(tree: Tree, path: str) -> str | None:
-    return (tree.text(path) or "").strip() or None
 
 
 def _known(values: Mapping[str, str | None]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from nodeagent.fabric.switch_keys import digest
 from nodeagent.facts.model import ETHERNET, Function, Gpu, Link, Snapshot
 from nodeagent.features.peer_values.host_values import HostValues
 from nodeagent.host.netlink.nic_settings import NicSettings
-from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.measurements.sample import Sample, Source
 
 _MODEL_MAX = 64
@@ -69,22 +68,30 @@ class NodeReading(NamedTuple):
 def node_reading(
     snapshot: Snapshot,
     samples: Iterable[Sample],
-    rails: Mapping[str, int],
+    names: Mapping[str, str],
     host: HostValues,
     agent: RunningAgent | None,
 ) -> NodeReading:
-    """``rails`` are the numbers of the NICs by PCI address."""
+    """``names`` are those of the NICs by PCI address; others are not compared."""
     functions = {one.pci_address: one for one in snapshot.functions if one.parent is None}
-    names = sorted(nic_names(rails).items(), key=lambda entry: (rails[entry[0]], entry[1]))
     return NodeReading(
         snapshot,
         host,
         agent,
-        {name: functions[address] for address, name in names if address in functions},
+        {
+            name: functions[address]
+            for address, name in sorted(names.items(), key=_place)
+            if address in functions
+        },
         {f"gpu{gpu.index}": gpu for gpu in snapshot.gpus if not gpu.lost},
         {link.pci_address: link for link in snapshot.links},
         {(sample.device, sample.source): sample for sample in samples},
     )
+
+
+def _place(entry: tuple[str, str]) -> tuple[int, str]:
+    """nic2 is before nic10."""
+    return len(entry[1]), entry[1]
 
 
 def read_values(reading: NodeReading) -> Values:

@@ -26,6 +26,7 @@ from nodeagent.features.peer_values.value_table import (
 )
 from nodeagent.features.seam import AgentCore
 from nodeagent.host.sysfs import SysfsError
+from nodeagent.kinds.rail_numbers import nic_names
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class ValueWatch:
         except (Unanswered, SysfsError) as error:
             log.debug("The values of the host are not read now. reason=%r", str(error))
             host = HostValues()
-        reading = node_reading(snapshot, core.samples(), rails, host, self._agent())
+        reading = node_reading(snapshot, core.samples(), nic_names(rails), host, self._agent())
         if texts := self._settled(self._with_last(reading), model_of(reading)):
             core.inventory.publish(PEER_VALUES, compared=tuple(texts.items()))
 

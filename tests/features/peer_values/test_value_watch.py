@@ -38,6 +38,7 @@ from tests.support.running_agent import node, shorten
 
 __all__ = ["kubeconfig", "server"]
 NICS = [f"0000:{bus:02x}:00.0" for bus in (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)]
+NAMES = {address: f"nic{rail}" for rail, address in enumerate(NICS)}
 RAILS = {address: rail for rail, address in enumerate(NICS)}
 COMMAND_LINE = (
     "BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro iommu=pt quiet hugepages=1024 nvidia.NVreg_Foo=1 pci=realloc=off"
@@ -130,7 +131,7 @@ READ = {
 
 
 def test_each_value_of_the_table_reads_from_a_whole_node() -> None:
-    reading = node_reading(SNAPSHOT, samples(), RAILS, HOST, AGENT)
+    reading = node_reading(SNAPSHOT, samples(), NAMES, HOST, AGENT)
     assert texts_of(read_values(reading), model_of(reading)) == READ
     assert [*READ] == [NODE_MODEL, *VALUE_NAMES]
 
@@ -142,7 +143,7 @@ def test_a_value_that_is_not_known_is_absent() -> None:
 
 def test_a_link_that_is_down_has_neither_speed_nor_lanes_nor_fec() -> None:
     down = (link(NICS[3], up=False), *(link(address) for address in NICS if address != NICS[3]))
-    found = read_values(node_reading(_with(links=down), samples(), RAILS, HOST, AGENT))
+    found = read_values(node_reading(_with(links=down), samples(), NAMES, HOST, AGENT))
     assert {len(found[name]) for name in ("link speed", "link lanes", "FEC")} == {7}
     assert len(found["MTU"]) == 8
 
@@ -152,7 +153,7 @@ def test_a_lost_gpu_and_a_missing_nic_belong_to_the_model() -> None:
         gpus=(gpu(0, lost=True), *SNAPSHOT.gpus[1:]),
         functions=(nic(NICS[0], missing=True), *SNAPSHOT.functions[1:]),
     )
-    reading = node_reading(lost, samples(), RAILS, HOST, AGENT)
+    reading = node_reading(lost, samples(), NAMES, HOST, AGENT)
     assert model_of(reading) == READ[NODE_MODEL]
     assert {"gpu0", "nic0"} <= devices_here(reading)
     assert "gpu0" not in read_values(reading)["GPU VBIOS"]
@@ -161,7 +162,7 @@ def test_a_lost_gpu_and_a_missing_nic_belong_to_the_model() -> None:
 def test_a_long_model_keeps_its_beginning_and_differs_from_others() -> None:
     models = {
         model_of(
-            node_reading(_with(product=f"A server of a {'very ' * 20}long name {n}"), (), RAILS, HOST, AGENT)
+            node_reading(_with(product=f"A server of a {'very ' * 20}long name {n}"), (), NAMES, HOST, AGENT)
         )
         for n in range(2)
     }
@@ -264,7 +265,7 @@ def test_the_host_is_read_from_its_files(tmp_path: Path) -> None:
 def test_the_firmware_of_infiniband_without_a_netdev_reads_like_that_of_a_netdev() -> None:
     found = [one for one in samples() if (one.device, one.source) != (NICS[3], Source.DRIVER)]
     host = replace(HOST, firmware={NICS[3]: "28.43.2026 (MT_0000000838)"})
-    reading = node_reading(SNAPSHOT, found, RAILS, host, AGENT)
+    reading = node_reading(SNAPSHOT, found, NAMES, host, AGENT)
     assert texts_of(read_values(reading), model_of(reading)) == READ
 
 
