@@ -7,8 +7,10 @@ CAP_SYS_ADMIN are not read.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, ValueName, plain_value, summary
@@ -30,6 +32,8 @@ BOOT_PARAMETERS = (
 """The parameters that matter for GPUs and NICs. Others, such as the root of the file system, differ by nature."""
 
 _UNKNOWN = NicSettings()
+_WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
+
 Values = dict[ValueName, dict[str, str]]
 """Each value by the name of its device."""
 
@@ -132,17 +136,22 @@ def model_of(reading: NodeReading) -> str:
 # --- how each is read ---------------------------------------------------------------------------------------
 
 
-def _boot_parameters(reading: NodeReading) -> str | None:
-    if reading.host.command_line is None:
-        return None
-    return (
-        " ".join(word for word in reading.host.command_line.split() if _matters(word.partition("=")[0]))
-        or "none"
-    )
+def boot_parameters(command_line: str) -> str:
+    """Those that matter, as the kernel reads them: a value may be in quotes, ``-`` in a name is ``_``, and what follows
+    ``--`` is for the first process. In the order of their names, since one that is given twice alone depends on it.
 
-
-def _matters(parameter: str) -> bool:
-    return parameter in BOOT_PARAMETERS or parameter.partition(".")[0] in BOOT_PARAMETERS
+    >>> boot_parameters("root=/dev/sda pci=realloc=off intel-iommu=on -- iommu=off")
+    'intel_iommu=on pci=realloc=off'
+    """
+    found = []
+    for word in _WORD.findall(command_line):
+        if word == "--":
+            break
+        name, equal, value = word.replace('"', "").partition("=")
+        name = name.replace("-", "_")
+        if name in BOOT_PARAMETERS or name.partition(".")[0] in BOOT_PARAMETERS:
+            found.append((name, f"{name}{equal}{value}"))
+    return " ".join(text for _, text in sorted(found, key=itemgetter(0))) or "none"
 
 
 def _switched(value: float | None) -> str | None:
@@ -205,7 +214,7 @@ def _pfc(reading: NodeReading, nic: Function) -> str | None:
 _OF_NODE: dict[ValueName, Callable[[NodeReading], str | None]] = {
     "GPU driver": lambda now: now.snapshot.gpu_driver,
     "kernel": lambda now: now.host.kernel,
-    "boot parameters": _boot_parameters,
+    "boot parameters": lambda now: now.host.command_line and boot_parameters(now.host.command_line),
     "agent": lambda now: now.agent and now.agent.version,
     "agent settings": lambda now: now.agent and now.agent.settings,
 }

@@ -20,6 +20,7 @@ from nodeagent.features.peer_values.host_values import NIC_SETTINGS_PATH, HostVa
 from nodeagent.features.peer_values.peers_settings import PeersSettings
 from nodeagent.features.peer_values.value_table import (
     RunningAgent,
+    boot_parameters,
     devices_here,
     model_of,
     node_reading,
@@ -124,7 +125,7 @@ READ = {
     "VFs": "16",
     "IOMMU": "identity",
     "kernel": "6.8.0-79-generic",
-    "boot parameters": "iommu=pt hugepages=1024 nvidia.NVreg_Foo=1 pci=realloc=off",
+    "boot parameters": "hugepages=1024 iommu=pt nvidia.NVreg_Foo=1 pci=realloc=off",
     "agent": "2026.11.1",
     "agent settings": "0badcafe",
 }
@@ -134,6 +135,28 @@ def test_each_value_of_the_table_reads_from_a_whole_node() -> None:
     reading = node_reading(SNAPSHOT, samples(), NAMES, HOST, AGENT)
     assert texts_of(read_values(reading), model_of(reading)) == READ
     assert [*READ] == [NODE_MODEL, *VALUE_NAMES]
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("iommu=pt pci=noacs", "iommu=pt pci=noacs"),
+        ("pci=noacs quiet iommu=pt", "iommu=pt pci=noacs"),
+        ("intel-iommu=on", "intel_iommu=on"),
+        (
+            "hugepagesz=1G hugepages=16 hugepagesz=2M hugepages=8",
+            "hugepages=16 hugepages=8 hugepagesz=1G hugepagesz=2M",
+        ),
+        ('nvidia.NVreg_RegistryDwords="A=1; B=2" quiet', "nvidia.NVreg_RegistryDwords=A=1; B=2"),
+        ('"nvidia.NVreg_Foo=a b" x', "nvidia.NVreg_Foo=a b"),
+        ("iommu=pt -- iommu=off pci=noacs", "iommu=pt"),
+        ('pci="', "pci="),
+        ("quiet", "none"),
+        ("", "none"),
+    ],
+)
+def test_boot_parameters_read_as_the_kernel_reads_them(line: str, read: str) -> None:
+    assert boot_parameters(line) == read
 
 
 def test_a_value_that_is_not_known_is_absent() -> None:
