@@ -181,7 +181,7 @@ class Guest:
         }
 
     async def compared(self) -> Json:
-        """Capture the machine, change the rings, pause frames and MTU of one PF, and compare it with a second capture."""
+        """Capture the machine before and after rings, pause frames and MTU of one PF change, and compare both."""
         before = [await settings(pf) for pf in PFS]
         captures = [await agent("capture", "/tmp/before")]
         changed = netdev_of(PFS[1])
