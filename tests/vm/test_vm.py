@@ -105,7 +105,7 @@ def test_vfs_without_a_mac_set_by_the_pf_are_offered(run: Run) -> None:
 
 
 def compared_texts(before: dict) -> dict[str, str]:
-    """What ``nodeagent diff`` should show for a PF, from what ethtool and sysfs show."""
+    """The values of a PF in the form of ``nodeagent diff``, from the output of ethtool and from sysfs."""
     rings, channels, pause, driver = (before[part] for part in ("rings", "channels", "pause", "driver"))
     return {
         "rings": f"rx {rings['RX']} tx {rings['TX']}",
@@ -122,7 +122,7 @@ def compared_texts(before: dict) -> dict[str, str]:
 
 
 def values_of(shown: dict, side: str) -> dict[str, str]:
-    return {one["value"]: one[side] for one in shown["values"]}
+    return {one["value"]: one[side] for one in shown["answer"]["values"]}
 
 
 def test_the_compared_values_of_a_capture_are_those_of_ethtool_and_sysfs(run: Run) -> None:

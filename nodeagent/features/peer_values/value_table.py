@@ -137,8 +137,8 @@ def model_of(reading: NodeReading) -> str:
 
 
 def boot_parameters(command_line: str) -> str:
-    """Those that matter, as the kernel reads them: a value may be in quotes, ``-`` in a name is ``_``, and what follows
-    ``--`` is for the first process. In the order of their names, since one that is given twice alone depends on it.
+    """The parameters that matter, as the kernel reads them: a value may be in quotes, ``-`` in a name is ``_``, and what
+    follows ``--`` is for the first process. In the order of their names, since one that is given twice alone depends on it.
 
     >>> boot_parameters("root=/dev/sda pci=realloc=off intel-iommu=on -- iommu=off")
     'intel_iommu=on pci=realloc=off'

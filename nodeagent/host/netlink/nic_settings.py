@@ -70,9 +70,9 @@ def _counts(payload: bytes, kinds: Mapping[str, int]) -> _Setting:
     )
 
 
-RINGS = PortQuery("rings", _RINGS_GET, _COMPACT_BITSETS, rings_of)
-CHANNELS = PortQuery("channels", _CHANNELS_GET, _COMPACT_BITSETS, channels_of)
-PAUSE_SETTING = PortQuery("pause setting", _PAUSE_GET, _COMPACT_BITSETS, pause_setting_of)
+_RINGS_QUERY = PortQuery("rings", _RINGS_GET, _COMPACT_BITSETS, rings_of)
+_CHANNELS_QUERY = PortQuery("channels", _CHANNELS_GET, _COMPACT_BITSETS, channels_of)
+_PAUSE_QUERY = PortQuery("pause setting", _PAUSE_GET, _COMPACT_BITSETS, pause_setting_of)
 
 
 def read_nic_settings(netdevs: Mapping[str, str]) -> dict[str, NicSettings]:
@@ -93,7 +93,7 @@ def _settings(netdev: str, dcb: DcbSocket | None, ethtool: EthtoolSocket | None)
         None if dcb is None else _pfc(dcb, netdev),
         *(
             None if ethtool is None else _text(ethtool, query, netdev)
-            for query in (PAUSE_SETTING, RINGS, CHANNELS)
+            for query in (_PAUSE_QUERY, _RINGS_QUERY, _CHANNELS_QUERY)
         ),
     )
 
