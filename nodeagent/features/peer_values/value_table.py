@@ -137,8 +137,9 @@ def model_of(reading: NodeReading) -> str:
 
 
 def boot_parameters(command_line: str) -> str:
-    """The parameters that matter, as the kernel reads them: a value may be in quotes, ``-`` in a name is ``_``, and what
-    follows ``--`` is for the first process. In the order of their names, since one that is given twice alone depends on it.
+    """The parameters that matter, as the kernel reads them: a value may be in quotes, ``-`` in a name is ``_``, and
+    what follows ``--`` is for the first process. They are in the order of their names, since the kernel minds only the
+    order of those that are given twice.
 
     >>> boot_parameters("root=/dev/sda pci=realloc=off intel-iommu=on -- iommu=off")
     'intel_iommu=on pci=realloc=off'
