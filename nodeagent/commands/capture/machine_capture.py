@@ -25,7 +25,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -125,7 +124,9 @@ def _capture_gpus(tree: RecordingTree) -> tuple[tuple[GpuReading, ...], str | No
         why = None if errors[0].absent else str(errors[0])
     if tree.data(recorded_gpus.PATH) is None:
         vitals = tuple(
-            replace(gpu, texts={name: text for name, text in gpu.texts.items() if name not in _SERIALS})
+            msgspec.structs.replace(
+                gpu, texts={name: text for name, text in gpu.texts.items() if name not in _SERIALS}
+            )
             for gpu in (measured[0] if measured else ())
         )
         recording = json.loads(recorded_gpus.record(readings, version, vitals=vitals))
