@@ -331,6 +331,8 @@ class Attachments:
         try:
             links = pod_links(plan, held, known.sequences(sandbox))
         except AddressPlanError as error:
+            if await self._calls.run(self._keep_running, sandbox, held & plan.vfs.keys(), known):
+                return
             raise AttachError(str(error), "plan") from error
         try:
             moved, entries = await self._calls.run(self._move, sandbox, links, plan, known)
@@ -370,6 +372,19 @@ class Attachments:
             one: Entry(present[one].name, sandbox.network, known.stamps[one], present[one].addresses)
             for one in sorted(devices)
         }
+
+    def _keep_running(self, sandbox: Sandbox, held: frozenset[str], known: _Known) -> bool:
+        """Whether a pod has its netdevs with addresses of an earlier plan: then it keeps them, and their entries."""
+        present = self._netdevs.inside(sandbox.network)
+        if not all(one in present and present[one].addresses for one in held):
+            return False
+        self._entries[sandbox.id] = {
+            one: Entry(present[one].name, sandbox.network, known.stamps[one], present[one].addresses)
+            for one in sorted(held)
+        }
+        self._write()
+        self._unsettled.pop(sandbox.id, None)
+        return True
 
     def _fetch(self, missing: set[str], sandbox: Sandbox, plan: AttachPlan) -> None:
         """Take VFs back from the sandboxes of pods that do not hold them any more."""

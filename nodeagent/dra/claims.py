@@ -32,7 +32,6 @@ from nodeagent.dra.claim_preparation import allocation_key, prepare_claim, valid
 from nodeagent.dra.claim_writes import ClaimWrites
 from nodeagent.dra.devices import Occupied
 from nodeagent.dra.offered import DraOffer
-from nodeagent.dra.pf_device import PfDevice
 from nodeagent.dra.prepared_claim import (
     PreparedClaim,
     holdings,
@@ -418,8 +417,7 @@ def _unknown_pools(offer: DraOffer) -> list[str]:
 def _gets_netdevs(claim: ResourceClaim, offer: DraOffer) -> bool:
     """Whether `nodeagent attach` moves VFs of the claim."""
     names = {result.device for result in claim.results_of(DRIVER)}
-    pfs = (device for device in offer.current.known() if isinstance(device, PfDevice))
-    return any(device.kind.attach and device.name in names for device in pfs)
+    return any(device.kind.attaches and device.name in names for device in offer.current.known())
 
 
 def _current(records: Mapping[str, PreparedClaim], record: PreparedClaim) -> PreparedClaim:

@@ -224,6 +224,12 @@ def links(ns: Netns) -> dict[str, dict[str, Any]]:
     return {link["ifname"]: link for link in json.loads(said.stdout) if link["ifname"] != "lo"}
 
 
+def rules(ns: Netns) -> str:
+    """The routing rules of a namespace as `ip` lists them."""
+    said = subprocess.run(ns.command("ip", "rule"), check=True, capture_output=True, text=True, timeout=30)
+    return said.stdout
+
+
 def addresses(ns: Netns) -> dict[str, list[str]]:
     return {
         name: [f"{one['local']}/{one['prefixlen']}" for one in link["addr_info"] if one["family"] == "inet"]
