@@ -2,7 +2,7 @@
 # Remove what nodeagent has written to the API server: its labels, taints, conditions and annotations of Nodes, its
 # HyperNodes, its NodeFeatureGroups, its ConfigMap for Slurm, its Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
 #   daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]
-# Run it after `kubectl delete -k` of what was applied or `helm uninstall`, with the rights of a cluster administrator. With overlays/attach
+# Run it after `kubectl delete -k` of what was applied or `helm uninstall`, with the rights of a cluster administrator. With components/attach
 # run it before that too: it names the pods that have netdevs of VFs, which end first. Labels that
 # people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. Labels with further keys of the fabric
 # configuration go too, where the API server knows that the controller wrote them. A LABEL-PREFIX, such as

@@ -31,6 +31,7 @@ from nodeagent.fabric.fabric_settings import OWN_LABELS, TIER_LABEL, LabelPreset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hack.docs.chart_readme import readme
+from hack.features import render
 
 DAEMONSET = Path(__file__).resolve().parents[1] / "daemonset"
 CHART = DAEMONSET / "chart"
@@ -43,15 +44,15 @@ _LINKS = re.compile(
 """The annotations of alerts that name a page."""
 
 PARTS = {
-    "gpuProcesses": "gpu-processes",
-    "gpuMemoryLimits": "gpu-memory-limits",
-    "mig": "mig",
-    "migClaims": "mig-claims",
-    "optics": "optics",
-    "nvSentinel": "nvsentinel",
-    "observe": "observe",
+    "gpuProcesses": ("gpu-processes",),
+    "gpuMemoryLimits": ("gpu-memory-limits",),
+    "mig": ("mig",),
+    "migClaims": ("mig-claims",),
+    "optics": ("optics",),
+    "nvSentinel": ("nvsentinel",),
+    "observe": (),
 }
-"""Values of the chart, and the overlays whose changes of the agents' pods they enable."""
+"""Values of the chart, and the components whose changes of the agents' pods they enable; ``observe`` is an overlay."""
 
 LIVE = tuple(field.encode_name for field in msgspec.structs.fields(Config) if not needs_restart(field))
 """The settings that running agents apply, apart from those of ``AT_START``."""
@@ -322,7 +323,11 @@ def build(folder: str, kubectl: str) -> list[Object]:
     built = subprocess.run(
         [kubectl, "kustomize", DAEMONSET / folder], capture_output=True, text=True, check=True
     )
-    return [manifest for manifest in yaml.safe_load_all(built.stdout) if manifest]
+    return parsed(built.stdout)
+
+
+def parsed(text: str) -> list[Object]:
+    return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
@@ -332,7 +337,10 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 def templates(kubectl: str = "kubectl") -> dict[str, str]:
     """The generated files: file name in the chart → text."""
     cluster, node = build("base/cluster", kubectl), build("base/node", kubectl)
-    pods = {part: pod_of(build(f"overlays/{folder}", kubectl)) for part, folder in PARTS.items()}
+    pods = {
+        part: pod_of(parsed(render(names, kubectl, "base" if names else "overlays/observe")))
+        for part, names in PARTS.items()
+    }
     for pod in pods.values():
         set_kubelet_folders(pod)
     (token,) = (one for one in pods["nvSentinel"]["volumes"] if one["name"] == "nvsentinel-token")
@@ -591,7 +599,7 @@ def add_parts(pod: Object, pods: dict[str, Object]) -> None:
                     same[0].append(part)
                 else:
                     further.append((item, [part]))
-        for number, item in enumerate(items):  # an overlay may replace an item of the base
+        for number, item in enumerate(items):  # a component may replace an item of the base
             if lacking := [part for part, other in pods.items() if item not in lists(other)[name]]:
                 items[number] = conditional(item, lacking, "not ")
         items += [conditional(item, parts, "") for item, parts in further]

@@ -169,7 +169,7 @@ def claim(suite: Suite) -> str:
     """A claim of GPU memory and of a VF is allocated, its pod runs, and the claim ends with the pod."""
     using = [agent for agent in suite.candidates() if agent.uses_dra()]
     if not using:
-        raise SkippedError("no resource has mode dra: daemonset/overlays/dra, docs/dra.md")
+        raise SkippedError("no resource has mode dra: daemonset/components/dra, docs/dra.md")
     if suite.api.find("/apis/resource.k8s.io/v1") is None:
         raise SkippedError("the API server does not serve resource.k8s.io/v1")
     agent = using[0]

@@ -122,7 +122,7 @@ def _unordered(entries: list[Json]) -> set[str]:
 
 @functools.cache
 def policies() -> list[Manifest]:
-    return built("overlays/node-conditions")
+    return built("components/node-conditions")
 
 
 def full_node() -> Json:

@@ -13,13 +13,13 @@ from nodeagent.kube.access import NodeClaim
 from tests.cluster.test_node_report import neighbor, report_of, snapshot
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints, from_crd, small_schemas, structural
-from tests.support.manifests import OVERLAYS, built, of_kind
+from tests.support.manifests import INSTALLATIONS, built, of_kind
 
 pytestmark = pytest.mark.needs("kubectl", "kubernetes_validate")
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@one_item("overlay", OVERLAYS)
+@one_item("overlay", INSTALLATIONS)
 def test_the_schemas_accept_every_overlay(overlay: str, version: str) -> None:
     manifests = built(overlay)
     assert len(manifests) > 10
@@ -46,7 +46,7 @@ def test_the_check_finds_errors(break_it: Any) -> None:
 
 
 def test_the_small_schemas_refuse_unknown_fields() -> None:
-    topology = next(one for one in built("overlays/kueue") if one["kind"] == "Topology")
+    topology = next(one for one in built("components/kueue") if one["kind"] == "Topology")
     assert not complaints(topology, NEWEST)
     assert complaints(topology | {"spec": {"levels": []}}, NEWEST)
     assert complaints(topology | {"spec": topology["spec"] | {"level": 1}}, NEWEST)
