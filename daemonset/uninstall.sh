@@ -78,7 +78,7 @@ fi
 running=$(kubectl get daemonsets,deployments --all-namespaces --selector app.kubernetes.io/part-of=nodeagent \
     --output go-template='{{range .items}}{{.metadata.namespace}}/{{.metadata.name}} {{end}}')
 if [ -n "$running" ]; then
-    echo "nodeagent still runs; remove it first: kubectl delete -k daemonset/ or the overlay that was applied, or helm" \
+    echo "nodeagent still runs; remove it first: kubectl delete -k daemonset/ or the kustomization that was applied, or helm" \
         "uninstall. Found: $running" >&2
     exit 1
 fi

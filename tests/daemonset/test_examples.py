@@ -87,8 +87,8 @@ def test_each_example_has_a_readme_with_a_check(folder: Path) -> None:
     for path in files(folder):
         assert path.name in text, f"{path.name} is not mentioned"
     # Every path in a README exists.
-    for name in re.findall(r"`((?:\.\./|overlays/)[\w/.-]+)`", text):
-        assert ((DAEMONSET if name.startswith("overlays") else folder) / name).exists(), name
+    for name in re.findall(r"`((?:\.\./|overlays/|components/|examples/)[\w/.-]+)`", text):
+        assert ((folder if name.startswith("..") else DAEMONSET) / name).exists(), name
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])

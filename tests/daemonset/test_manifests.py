@@ -44,7 +44,9 @@ from tests.support.manifests import (
     configurations,
     named,
     of_kind,
+    parsed,
     pod_specs,
+    rendered,
 )
 from tests.support.waiting import LIMIT_S
 
@@ -690,12 +692,25 @@ def test_the_commands_of_step_0_leave_agents_that_offer_nothing() -> None:
     assert of_kind(list(cluster.values()), "Deployment"), "the controller"
 
 
-def test_a_later_step_applies_parts_that_keep_the_configuration_of_the_agents() -> None:
-    """An installation brings the configuration of the base, and with it GPU memory."""
+def test_a_later_step_adds_components_that_keep_the_configuration_of_the_agents(tmp_path: Path) -> None:
+    """The base would bring GPU memory, which NVIDIA's device plugin still offers."""
     last = ADOPTION.partition("## 3. Placement")[2]
-    parts = sorted(set(re.findall(r"`daemonset/([-a-z/]+)`", last)))
-    assert {"controller", "evictions", "kueue", "dra"} <= set(parts)
-    for part in parts:
-        assert not [
-            one for one in of_kind(built(part), "ConfigMap") if one["metadata"]["name"] == "nodeagent"
-        ]
+    (block,) = re.findall(r"```yaml\n(.*?)```", last, re.S)
+    names = re.findall(r"^\|[^|]*\| `([a-z-]+)`", last, re.M)
+    assert {"evictions", "kueue", "dra"} == set(names)
+    place = os.path.relpath(DAEMONSET, tmp_path.resolve())
+    pool = block.replace("pools/rails", f"{place}/examples/node-pool/dgx-h100").replace(
+        " daemonset", f" {place}"
+    )
+    pool = pool.replace("[daemonset", f"[{place}")
+    components = ", ".join(f"{place}/components/{name}" for name in names)
+    (tmp_path / "kustomization.yaml").write_text(
+        re.sub(r"components: .*", f"components: [{components}]", pool)
+    )
+    found = parsed(rendered(tmp_path))
+    text = named(found, "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
+    assert load(text, name="nodeagent.yaml").resources == ()
+    assert named(found, "DaemonSet", "nodeagent-dgx-h100")
+    config, _ = configurations(found)
+    assert config.cluster.evict.enabled
+    assert config.resources == ()
