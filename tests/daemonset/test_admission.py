@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT
+from nodeagent.commands.feature_table import WITH_CONTROLLER
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
 from nodeagent.fabric.rail_partners import of_a_host
@@ -28,7 +29,7 @@ from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST
-from tests.support.manifests import ROOT, Manifest, built, named, of_kind
+from tests.support.manifests import ROOT, Manifest, built, combined, named, of_kind
 from tests.support.nfd import nfd_definition
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
@@ -50,7 +51,7 @@ def write(obj: dict[str, Any], operation: str = "CREATE", old: dict[str, Any] | 
 
 @pytest.fixture(scope="module")
 def everything() -> list[Manifest]:
-    return built("components/node-conditions")
+    return combined("node-conditions", base=WITH_CONTROLLER)
 
 
 def test_an_agent_writes_its_own_report(everything: list[Manifest]) -> None:

@@ -17,8 +17,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from nodeagent import __version__
+from nodeagent.agent_config import Config
 from nodeagent.agent_config import load as load_agent
 from nodeagent.commands.config import default_file
 from nodeagent.controller_config import FabricConfig, load_fabric
@@ -28,6 +30,7 @@ from tests.support.admin_access import administered
 from tests.support.kubernetes_schemas import NEWEST, complaints
 from tests.support.manifests import (
     DAEMONSET,
+    OWN_NODE,
     ROOT,
     Manifest,
     built,
@@ -167,16 +170,26 @@ def test_the_chart_has_values_for_each_installation() -> None:
 CONFIG_MAPS = ("nodeagent", "nodeagent-features", "nodeagent-controller", "nodeagent-controller-features")
 
 
+def settings(manifests: list[Manifest]) -> tuple[Config, FabricConfig]:
+    """The configurations. The chart leaves the addresses of ``attach`` to ``config``, and names an output in place of the
+    setting that switches it on."""
+    agent, fabric = configurations(manifests)
+    slurm, groups = (replace(one, enabled=False) for one in (fabric.slurm, fabric.node_feature_groups))
+    return (
+        replace(agent, attach=replace(agent.attach, addresses=None)),
+        replace(fabric, slurm=slurm, node_feature_groups=groups),
+    )
+
+
 @one_item("installation", VALUES)
 def test_helm_renders_the_objects_that_kustomize_builds(installation: str) -> None:
     """The chart has the settings of a component in the main file, and kustomize beside it."""
     made, wanted = render(VALUES[installation]), built(installation)
     if installation in MARKING:
-        own = (one for one in wanted if not re.search("conditions-(evictions|deviceshare)$", key(one)[3]))
-        wanted = [*own]
+        wanted = [one for one in wanted if not OWN_NODE.search(key(one)[3])]
         made = [one for one in made if "node-conditions" not in key(one)[3]]
     elif installation.startswith("components"):
-        assert configurations(made) == configurations(wanted)
+        assert settings(made) == settings(wanted)
     if installation.startswith(("components", "examples/cluster")):
         made, wanted = (
             [one for one in every if one["kind"] != "ConfigMap" or key(one)[3] not in CONFIG_MAPS]

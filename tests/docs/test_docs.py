@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from nodeagent import cli
+from nodeagent.agent_config import load
 from nodeagent.commands.feature_table import FEATURES
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints

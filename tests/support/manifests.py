@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -29,6 +30,8 @@ INSTALLATIONS = (
 )
 """What ``built`` makes: daemonset/ itself, the overlays, each component on the base that it needs, and the two recipes
 that install the agents."""
+OWN_NODE = re.compile("conditions-(?:evictions|deviceshare)$")
+"""The ends of the names of the rights on the own Node that a component has beside those of node-conditions."""
 BESIDE = ("nodeagent-mps", "nodeagent-attach")
 """DaemonSets beside that of the agents, without a configuration and without a token."""
 
@@ -54,16 +57,16 @@ def built(installation: str = "") -> list[Manifest]:
     return combined(name) if folder == "components" else parsed(rendered(DAEMONSET / installation))
 
 
-def combined(*names: str) -> list[Manifest]:
-    """The objects of these components, on the base and with the components that they need."""
-    return parsed(_combined(names))
+def combined(*names: str, base: str = "base") -> list[Manifest]:
+    """The objects of these components, on this base or the one that they need, with the components that they need."""
+    return parsed(_combined(names, base))
 
 
 @functools.cache
-def _combined(names: tuple[str, ...]) -> str:
+def _combined(names: tuple[str, ...], base: str) -> str:
     need("kubectl")
     beside = {row.beside for row in FEATURES if row.name in names} - {""}
-    base = WITH_CONTROLLER if WITH_CONTROLLER in beside else "base"
+    base = WITH_CONTROLLER if WITH_CONTROLLER in beside else base
     needed = sorted(one.removeprefix("components/") for one in beside - {WITH_CONTROLLER})
     return render([*(one for one in needed if one not in names), *names], which("kubectl") or "", base)
 
