@@ -136,7 +136,7 @@ VALUES: dict[str, dict[str, Any]] = {
     },
 }
 """The values of the chart for each installation."""
-MARKING = ("components/evictions", "components/volcano-deviceshare")
+MARKS_NODES = ("components/evictions", "components/volcano-deviceshare")
 """Components with the rights of node-conditions under names of their own; the chart wants its value instead."""
 
 
@@ -171,8 +171,8 @@ CONFIG_MAPS = ("nodeagent", "nodeagent-features", "nodeagent-controller", "nodea
 
 
 def settings(manifests: list[Manifest]) -> tuple[Config, FabricConfig]:
-    """The configurations. The chart leaves the addresses of ``attach`` to ``config``, and names an output in place of the
-    setting that switches it on."""
+    """The configurations. The chart leaves the addresses of ``attach`` to ``config``, and names an output in place of
+    the setting that switches it on."""
     agent, fabric = configurations(manifests)
     slurm, groups = (replace(one, enabled=False) for one in (fabric.slurm, fabric.node_feature_groups))
     return (
@@ -185,7 +185,7 @@ def settings(manifests: list[Manifest]) -> tuple[Config, FabricConfig]:
 def test_helm_renders_the_objects_that_kustomize_builds(installation: str) -> None:
     """The chart has the settings of a component in the main file, and kustomize beside it."""
     made, wanted = render(VALUES[installation]), built(installation)
-    if installation in MARKING:
+    if installation in MARKS_NODES:
         wanted = [one for one in wanted if not OWN_NODE.search(key(one)[3])]
         made = [one for one in made if "node-conditions" not in key(one)[3]]
     elif installation.startswith("components"):

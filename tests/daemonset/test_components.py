@@ -37,6 +37,7 @@ from tests.support.manifests import (
     parsed,
     pod_specs,
 )
+from tests.support.manifests import rendered as folder_rendered
 from tests.support.needs import which
 
 pytestmark = [
@@ -231,6 +232,32 @@ def test_the_features_of_a_configuration_are_listed(
     assert lines["slurm"] == ["-", "off"]
     assert main(words) == 0
     assert "slurm                -      -" in capsys.readouterr().out
+
+
+def test_the_page_installs_components_by_six_lines_and_replaces_a_file_of_one(tmp_path: Path) -> None:
+    """The kustomizations of the pages, with the paths of this repository in place of those of a release."""
+    page = (DAEMONSET / "README.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    (whole,) = (one for one in blocks if one.startswith("kind: Kustomization"))
+    assert len(whole.splitlines()) == 6
+    bare = re.sub(" +#.*", "", whole)
+    assert bare in (ROOT / "docs/install.md").read_text(), "one example on both pages"
+    (patch,) = (one for one in blocks if "nodeagent-features" in one and one.startswith("patches"))
+    whole = whole.replace(
+        "components:\n", "components:\n- https://github.com/OWNER/nodeagent//daemonset/components/evictions\n"
+    )
+    place = os.path.relpath(DAEMONSET, tmp_path.resolve())
+    here = re.sub(
+        r"https://github.com/OWNER/nodeagent//daemonset", place, re.sub(r"\?ref=v[\d.]+", "", whole)
+    )
+    (tmp_path / "kustomization.yaml").write_text(here + patch)
+    found = parsed(folder_rendered(tmp_path))
+    agent, controller = configurations(found)
+    assert agent.cluster.evict.after_seconds == 60
+    assert agent.rails.probe
+    assert controller.rails.probe
+    (spec,) = pod_specs(named(found, "DaemonSet", "nodeagent"))
+    assert spec["containers"][0]["image"].startswith("REGISTRY/nodeagent:")
 
 
 def pairs() -> Iterator[tuple[str, str]]:
