@@ -28,8 +28,8 @@ INSTALLATIONS = (
     "examples/cluster",
     "examples/node-pool",
 )
-"""The installations of ``built``: daemonset/ itself, the overlays, each component on the base that it needs, and the two
-recipes that install the agents."""
+"""The installations of ``built``: daemonset/ itself, the overlays, each component on the base that it needs, and the
+two recipes that install the agents."""
 OWN_NODE = re.compile("conditions-(?:evictions|deviceshare)$")
 """The ends of the names of the rights on the own Node that a component has beside those of node-conditions."""
 BESIDE = ("nodeagent-mps", "nodeagent-attach")
