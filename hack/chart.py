@@ -326,6 +326,11 @@ def build(folder: str, kubectl: str) -> list[Object]:
     return parsed(built.stdout)
 
 
+def objects(component: str, kubectl: str) -> list[Object]:
+    """The objects that a component adds, without its settings."""
+    return build(f"components/{component}/objects", kubectl)
+
+
 def parsed(text: str) -> list[Object]:
     return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
@@ -374,36 +379,39 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             + write([controller(manifest) for manifest in build("controller", kubectl)]),
         ),
         "templates/mps.yaml": when(
-            "mps.enabled", used("mps") + write([beside(one, "mps") for one in build("mps", kubectl)])
+            "mps.enabled", used("mps") + write([beside(one, "mps") for one in objects("gpu-mps", kubectl)])
         ),
         "templates/attach.yaml": when(
             "attach.enabled",
-            used("attach") + write([beside(one, "attach") for one in build("attach", kubectl)]),
+            used("attach") + write([beside(one, "attach") for one in objects("attach", kubectl)]),
         ),
         "templates/node-conditions.yaml": when(
-            "nodeConditions.enabled", used("nodeConditions") + write(build("node-conditions", kubectl))
+            "nodeConditions.enabled", used("nodeConditions") + write(objects("node-conditions", kubectl))
         ),
         "templates/evictions.yaml": when(
-            "evictions.enabled", used("evictions") + write(build("evictions", kubectl))
+            "evictions.enabled", used("evictions") + write(objects("evictions", kubectl))
         ),
         "templates/volcano-deviceshare.yaml": when(
             "volcanoDeviceshare.enabled",
-            NEEDS_NODE_CONDITIONS + used("volcanoDeviceshare") + write(build("volcano-deviceshare", kubectl)),
+            NEEDS_NODE_CONDITIONS
+            + used("volcanoDeviceshare")
+            + write(objects("volcano-deviceshare", kubectl)),
         ),
         "templates/dra.yaml": when(
             "dra.enabled",
             used("dra")
-            + write(build("dra", kubectl)).replace(
+            + write(objects("dra", kubectl)).replace(
                 "extendedResourceName: nvidia-dgx-h100/",
                 "extendedResourceName: {{ $.Values.dra.resourcePrefix }}/",
             ),
         ),
         "templates/mig-claims.yaml": when("migClaims.enabled", used("migClaims")),
         "templates/marks.yaml": when(
-            "marks.enabled", needs_controller("marks") + write(build("marks", kubectl))
+            "marks.enabled", needs_controller("marks") + write(objects("marks", kubectl))
         ),
         "templates/startup-taint.yaml": when(
-            "startupTaint.enabled", needs_controller("startupTaint") + write(build("startup-taint", kubectl))
+            "startupTaint.enabled",
+            needs_controller("startupTaint") + write(objects("startup-taint", kubectl)),
         ),
         "templates/slurm.yaml": when(
             "slurm.enabled", needs_controller("slurm") + write(elsewhere("slurm", "slurm", kubectl))
@@ -414,13 +422,13 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             + write(elsewhere("node-feature-groups", "nodeFeatureGroups", kubectl)),
         ),
         "templates/rails.yaml": when(
-            "rails.enabled", needs_controller("rails") + used("rails") + write(build("rails", kubectl))
+            "rails.enabled", needs_controller("rails") + used("rails") + write(objects("rails", kubectl))
         ),
         "templates/jobs.yaml": when(
-            "jobs.enabled", needs_controller("jobs") + used("jobs") + write(build("jobs", kubectl))
+            "jobs.enabled", needs_controller("jobs") + used("jobs") + write(objects("jobs", kubectl))
         ),
         "templates/kueue.yaml": when(
-            "kueue.enabled", needs_controller("kueue") + write(build("kueue", kubectl))
+            "kueue.enabled", needs_controller("kueue") + write(objects("kueue", kubectl))
         ),
     }
     if (DAEMONSET / "monitoring" / "kustomization.yaml").exists():
@@ -436,9 +444,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
     return files
 
 
-def elsewhere(folder: str, value: str, kubectl: str) -> list[Object]:
+def elsewhere(component: str, value: str, kubectl: str) -> list[Object]:
     """A part whose Role and RoleBinding are in the namespace of another program."""
-    manifests = build(folder, kubectl)
+    manifests = objects(component, kubectl)
     for manifest in of_kind(manifests, "Role", "RoleBinding"):
         manifest["metadata"]["namespace"] = f"@value@$.Values.{value}.namespace | quote@"
     return manifests

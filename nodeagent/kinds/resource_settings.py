@@ -305,7 +305,7 @@ class GpuMemResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind",
         setting(
             "true: Volcano's plugin deviceshare places the pods by GPU. The resources are volcano.sh/vgpu-number, "
             "volcano.sh/vgpu-memory (in slices) and volcano.sh/vgpu-cores, whatever name is set. It needs an API "
-            "server and rights of its own (daemonset/volcano-deviceshare)."
+            "server and rights of its own (daemonset/components/volcano-deviceshare)."
         ),
     ] = False
     enforcement: Annotated[

@@ -182,7 +182,9 @@ def claim(suite: Suite) -> str:
     for one in requests:
         name = one["exactly"]["deviceClassName"]
         if suite.api.find(f"/apis/resource.k8s.io/v1/deviceclasses/{name}") is None:
-            raise SkippedError(f"the DeviceClass {name} is missing: daemonset/dra/classes.yaml")
+            raise SkippedError(
+                f"the DeviceClass {name} is missing: daemonset/components/dra/objects/classes.yaml"
+            )
     claims = suite.workspace.path("resourceclaims", "/apis/resource.k8s.io/v1")
     body = {
         "apiVersion": "resource.k8s.io/v1",

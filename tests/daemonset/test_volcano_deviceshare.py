@@ -33,7 +33,9 @@ TOKEN = {NODE: ["gpu-0"], UID: ["u-0"]}
 @pytest.fixture(scope="module")
 def everything() -> list[Manifest]:
     """The overlay, and the policies that it leaves to the administrator."""
-    optional = [(DAEMONSET / "volcano-deviceshare" / name).read_text() for name in OPTIONAL]
+    optional = [
+        (DAEMONSET / "components/volcano-deviceshare/objects" / name).read_text() for name in OPTIONAL
+    ]
     return [
         *built("components/volcano-deviceshare"),
         *(it for one in optional for it in yaml.safe_load_all(one)),
