@@ -46,7 +46,9 @@ def tracked() -> list[Path]:
 
 
 def test_every_image_and_wheel_that_a_file_names_has_the_version() -> None:
-    named = re.compile(r"(?:\bnodeagent(?:-lab)?(?::|-(?=\d+\.\d+\.\d+-py3))|\?ref=v|\bnewTag: )(\d+\.\d+\.\d+)")
+    named = re.compile(
+        r"(?:\bnodeagent(?:-lab)?(?::|-(?=\d+\.\d+\.\d+-py3))|\?ref=v|\bnewTag: )(\d+\.\d+\.\d+)"
+    )
     found = {
         (path.relative_to(ROOT).as_posix(), version)
         for path in tracked()
