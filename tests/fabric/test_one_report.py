@@ -511,8 +511,8 @@ def draw_lie_about_ports(
 @example(seed=9223, replaces=True)
 @given(seed=SEED, replaces=st.booleans())
 def test_one_report_of_any_ids_divides_no_switch_with_an_id_for_each_port(seed: int, replaces: bool) -> None:
-    """One more node, or a node of the hall: three others of its unit are left at least. Where its report contradicts one
-    other report, its place in the order of names says nothing."""
+    """One more node, or a node of the hall: three others of its unit are left at least. Where its report contradicts
+    another one, the order of their names says nothing."""
     others, honest, lie = draw_lie_about_ports(random.Random(seed), replaces=replaces)
     before = compute(honest, rules=NOW)
     units = units_of(others)
