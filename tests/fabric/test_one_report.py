@@ -319,6 +319,7 @@ def test_one_report_of_any_content_joins_and_divides_no_group_of_an_upper_tier(
 @example(seed=26603634486, units=3)
 @example(seed=833787607840, units=3)
 @example(seed=27477887556, units=2)
+@example(seed=10004472, units=2)
 @given(seed=SEED, units=st.integers(2, 5))
 def test_one_report_of_any_content_changes_no_group_beside_contested_links(seed: int, units: int) -> None:
     """A few links of others have a bridge as neighbor, with the switch as contender. The report may name the switch
