@@ -32,8 +32,8 @@ def add_trouble(add: Add) -> None:
         "what is wrong in the fabric, since when, which pods it concerns, and what to do",
         "Links with a fault, wrong cables and nodes without a place, what concerns most pods first. Links of a switch\n"
         "or of a node that went down at once are one trouble. Pods are known where nodes report them\n"
-        "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is, and 2 if there is no report\n"
-        "or the input cannot be read.",
+        "(cluster.reportHolders), nodes without an agent where you may list the agents' pods. The result is 0 if\n"
+        "nothing is wrong, 1 if something is, and 2 if there is no report or the input cannot be read.",
     )
     namespace_option(parser, "show what concerns pods of this namespace alone")
     source_options(parser)
@@ -92,15 +92,16 @@ def add_diff(add: Add) -> None:
     parser = add(
         "diff",
         _diff,
-        "the values in which a node differs from most nodes of its model, or from another node: firmware, drivers, …",
+        "the values in which a node differs from most nodes of its model, or from another node or capture",
         "Where agents compare values (peers.compare): drivers, firmware, settings of GPUs and links, kernel and boot\n"
         "parameters. A value of several devices names those that differ: 28.43.2026; nic3: 28.39.1002. One that is\n"
-        "too long is a digest, #5f3a90c1. The result is 0 if none differs, 1 if one does, and 2 if nothing could be\n"
+        "too long is a digest, #5f3a90c1. A name with a slash is the folder of a capture (`nodeagent capture`), and\n"
+        "two of them need no cluster. The result is 0 if none differs, 1 if one does, and 2 if nothing could be\n"
         "compared.",
     )
-    parser.add_argument("node", metavar="NODE", help="the node")
+    parser.add_argument("node", metavar="NODE|CAPTURE", help="the node, or the folder of its capture")
     parser.add_argument(
-        "other", nargs="?", metavar="NODE", help="another one (default: most nodes of its model)"
+        "other", nargs="?", metavar="NODE|CAPTURE", help="another one (default: most nodes of its model)"
     )
     parser.add_argument("--all", action="store_true", help="show the values that are equal too")
     source_options(parser)
@@ -277,7 +278,7 @@ def _explain(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
-    preview = read_preview(options, with_holders=True)
+    preview = read_preview(options, with_holders=True, with_agents=True)
     try:
         explanation = explanations.explain(preview, options.name)
     except explanations.UnknownNameError as error:
@@ -304,7 +305,9 @@ def _topology(options: argparse.Namespace) -> int:
     log_to_stderr(options.log_level or "warning")
     if options.json:
         options.format = "json"
-    preview = read_preview(options, whole_reports=options.format == "html")
+    preview = read_preview(
+        options, whole_reports=options.format == "html", with_agents=options.format == "html"
+    )
     if options.format in LISTS:
         return _node_list(preview, options)
     if options.nodes is not None:
