@@ -82,7 +82,7 @@ class SwitchNames:
         return {key: tuple(sorted(same)) for key, same in names.items()}
 
     def key_of(self, name: str) -> str:
-        """The key of the switch that uses this system name."""
+        """The key of the switch that uses this system name: of several, the one that the name identifies."""
         whole = full_key(name)
         announcements = self._by_name.get(short(whole), ())
         keys = (
@@ -90,7 +90,7 @@ class SwitchNames:
             for announcement in announcements
             if full_key(announcement.name) == whole and announcement in self.keys
         )
-        return min(keys, default=short(whole))
+        return min(keys, key=lambda key: (key not in (whole, short(whole)), key), default=short(whole))
 
     def _index(self, patterns: Iterable[CablingPattern]) -> None:
         users = self._patterns
@@ -165,6 +165,9 @@ class SwitchNames:
                 for distinct_name, same in self._split_by_domain(name, announcements):
                     if self._is_one_switch(distinct_name, same):
                         named.append(NamedSwitch(distinct_name, same))
+                    elif known := _known_to_others(same, self._patterns, self.record, distinct_name):
+                        named.append(NamedSwitch(distinct_name, known))
+                        chosen.update(self._assign_separately(distinct_name, same, except_for=known))
                     else:
                         chosen.update(self._assign_separately(distinct_name, same))
         for switch in join_by_chassis(named, self._default_chassis):
@@ -197,14 +200,21 @@ class SwitchNames:
             self._assign_separately(name, announcements, is_generic=True)
 
     def _assign_separately(
-        self, name: str, announcements: Collection[SwitchAnnouncement], *, is_generic: bool = False
+        self,
+        name: str,
+        announcements: Collection[SwitchAnnouncement],
+        *,
+        is_generic: bool = False,
+        except_for: Collection[SwitchAnnouncement] = (),
     ) -> dict[str, str]:
-        """Assign the keys of announcements that their name does not identify. Returns them by chassis ID."""
+        """Assign the keys of announcements that their name does not identify. Returns them by chassis ID. Those
+        ``except_for`` keep the name."""
         keys = self._separate(announcements)
         if len(keys) < len(announcements):
             self._report_ambiguous(name, announcements)
         elif not is_generic:
-            self._report_duplicate(name, announcements, len(set(keys.values())))
+            self._report_duplicate(name, announcements, len(set(keys.values())), kept=bool(except_for))
+        keys = {announcement: key for announcement, key in keys.items() if announcement not in except_for}
         for announcement, key in keys.items():
             self._assign((announcement,), key)
         return {announcement.chassis: key for announcement, key in keys.items()}
@@ -272,11 +282,12 @@ class SwitchNames:
         return self._known_address(announcement) or chassis_key(announcement.chassis)
 
     def _report_duplicate(
-        self, name: str, announcements: Iterable[SwitchAnnouncement], switches: int
+        self, name: str, announcements: Iterable[SwitchAnnouncement], switches: int, *, kept: bool
     ) -> None:
         chassis = sorted({announcement.chassis for announcement in announcements})
         listed = ", ".join(shown(chassis_id.partition("=")[2]) for chassis_id in chassis[:4])
         by = "chassis ID" if switches == len(chassis) else "management address"
+        by += ", except for the one that several nodes report" if kept else ""
         self._report(
             AnomalyKind.DUPLICATE_SYSTEM_NAME,
             name,
@@ -519,6 +530,24 @@ def _odd_ones(
         if len(left) > 2 and len({*chain.from_iterable(pattern.nodes for pattern in patterns)} - {node}) > 1:
             found.add(node)
     return frozenset(found)
+
+
+def _known_to_others(
+    announcements: Iterable[SwitchAnnouncement],
+    users: Mapping[SwitchAnnouncement, Iterable[CablingPattern]],
+    record: Mapping[str, str],
+    name: str,
+) -> tuple[SwitchAnnouncement, ...]:
+    """The announcements of the one chassis ID that two nodes have under this name, if one further node alone reports
+    the other IDs: the switch keeps its name. None, where it was known by its ID before."""
+    nodes: dict[str, set[str]] = {}
+    for one in announcements:
+        nodes.setdefault(one.chassis, set()).update(chain.from_iterable(p.nodes for p in users[one]))
+    for chassis, told in nodes.items():
+        others = set[str]().union(*(nodes[other] for other in nodes if other != chassis))
+        if len(others) == 1 and len(told - others) > 1 and record.get(chassis, name) == name:
+            return tuple(one for one in announcements if one.chassis == chassis)
+    return ()
 
 
 def _has_names_of_others(

@@ -272,6 +272,7 @@ def nodes_below(outcome: PlanOutcome, tier: int) -> Groups:
 @example(seed=32466, units=4, patterns=False)
 @example(seed=628682551861, units=4, patterns=False)
 @example(seed=21326641815, units=4, patterns=False)
+@example(seed=10003093, units=4, patterns=False)
 @given(seed=SEED, units=st.integers(4, 6), patterns=st.booleans())
 def test_one_report_of_any_content_joins_and_divides_no_group_of_an_upper_tier(
     seed: int, units: int, patterns: bool
@@ -461,6 +462,36 @@ def test_one_report_of_any_domains_changes_no_nvlink_domain_of_three_nodes(
     before, after = compute(honest, rules=rules), compute([*honest, lie], rules=rules)
     for tier in (1, 2):
         assert not changes(nodes_below(before, tier), nodes_below(after, tier), node)
+
+
+@pytest.mark.parametrize("node", ["a-liar", "su0-n03", "z-liar"])
+def test_a_second_chassis_id_under_the_name_of_a_leaf_switch_takes_that_name_from_no_switch(
+    node: str,
+) -> None:
+    """Uplinks of a file, and patterns, know a leaf switch by its name."""
+    cabling = rail_units(4, 4, 2)
+    uplinks = {f"su{unit}-leaf{rail}": (f"spine{unit // 2}",) for unit in range(4) for rail in range(2)}
+    lie = {node: tuple((rail, f"su1-leaf0|chassis {rail % 2}") for rail in range(4))}
+
+    def planned(cabling: Mapping[str, Links], published: Collection[HyperNode]) -> PlanOutcome:
+        planner = Planner(NOW)
+        planner.uplinks(uplinks)
+        for hypernode in published:
+            planner.hypernode(hypernode.name, hypernode)
+        for one in reports(cabling):
+            planner.report(one.node_name, one)
+        return planner.plan(0.0)
+
+    others = {one: links for one, links in cabling.items() if one != node}
+    before = planned(others, ())
+    for published in ((), before.hypernodes):
+        after = planned({**others, **lie}, published)
+        for tier in (1, 2):
+            assert not changes(nodes_below(before, tier), nodes_below(after, tier), node)
+        (unit,) = (one for one in after.hypernodes if "su1-n00" in one.nodes)
+        assert {"su1-leaf0", "su1-leaf1"} <= set(unit.switches)
+        (odd,) = (odd for odd in after.anomalies if str(odd.kind) == "duplicate-system-name")
+        assert "except for the one that several nodes report" in odd.message
 
 
 def draw_lie_about_ports(
