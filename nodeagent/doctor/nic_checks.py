@@ -380,6 +380,8 @@ def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
         vfio = any(entry.vf_driver == "vfio-pci" for entry in vf_entries(config.resources)) or any(
             entry.driver == "vfio-pci" for entry in config.vfs
         )
+        if nics.facts.guest and not vfio:
+            return  # its host has the firmware settings, and it has no VFs to pass on
         say = NICS_TOPIC.fix if vfio else NICS_TOPIC.note
         yield say(
             "iommu_off",

@@ -1049,3 +1049,10 @@ def test_only_a_spec_of_the_vendors_kind_defines_its_gpus(kind: str, defines: bo
     facts = replace(settings(), specs=(spec(kind=kind),))
     found = {one.key for one in runtime_checks.runtime_findings(facts, NO_SPEC, (GPU,))}
     assert ("cdi" in found, "cdi_undefined" in found) == (defines, not defines)
+
+
+def test_a_virtual_machine_is_not_told_to_change_the_firmware_of_its_host() -> None:
+    facts = nic_checks.NicFacts(PciFacts(guest=True, functions=(structs.replace(PF, total_vfs=None),)))
+    told = [finding.key for finding in nic_checks.nic_findings(facts, DEFAULT)]
+    assert "sriov_guest" in told
+    assert "iommu_off" not in told
