@@ -290,7 +290,6 @@ def test_help_of_a_verb_has_its_own_options_first(capsys: pytest.CaptureFixture[
         < text.index("--root", text.index("options of"))
     )
 
-
     usage = text.partition("\n\n")[0]
     assert usage.index("--watch") < usage.index("--root")
 
