@@ -23,6 +23,13 @@ INSIDE = "document.querySelector('iframe').contentDocument"
 @contextmanager
 def demo(*arguments: str) -> Iterator[str]:
     """A running demo. Yields the address that it prints."""
+    with running_demo(*arguments) as (url, _):
+        yield url
+
+
+@contextmanager
+def running_demo(*arguments: str) -> Iterator[tuple[str, str]]:
+    """A running demo. Yields the address that it prints, and all that it has printed."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")
     }
@@ -36,7 +43,7 @@ def demo(*arguments: str) -> Iterator[str]:
             for line in process.stdout:
                 lines.append(line)
                 if found := re.search(r"Open (http://127\.0\.0\.1:\d+/)", line):
-                    yield found[1]
+                    yield found[1], "".join(lines)
                     break
             else:
                 pytest.fail("".join(lines))
@@ -93,7 +100,8 @@ def test_the_buttons_of_the_fabric_change_it_and_the_page_survives_the_end_of_th
         shows(tab, "#summary", "9 nodes")
         shows(tab, "#history", "Nothing that is known up to then.")
         tab.value(f"{slider}.value = 0, {slider}.dispatchEvent(new Event('input'))")
-        shows(tab, "#history", "→ down")
+        shows(tab, "#history", "up to now")
+        tab.until(f"{INSIDE}.querySelectorAll('#history li').length > 3", 60)
         press(tab, "kill the leading")
         shows(tab, "#state", "nodeagent-controller-1 leads")
         refused = urllib.request.Request(f"{url}faults/cable", method="POST")

@@ -141,7 +141,8 @@ def test_the_slider_goes_back_by_its_keys_and_the_list_stays_there(browser: Brow
     """In a file, whose last hours end when it was made."""
     taken = 1_767_225_600.0
     changes = [
-        Change(taken - 60 * age, "nic", f"nic{age}", "healthy", "down", node="gpu-1") for age in (700, 8, 3, 1)
+        Change(taken - 60 * age, "nic", f"nic{age}", "healthy", "down", node="gpu-1")
+        for age in (700, 8, 3, 1)
     ]
     page = with_changes(browser, tmp_path, changes)
     tab = page.tab

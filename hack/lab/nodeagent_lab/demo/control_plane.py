@@ -238,9 +238,13 @@ class DemoCluster:
         if gpus := self.fabric.gpus(node):
             inventory.publish("gpus", gpus=gpus)
         if held := self.fabric.held(node):
-            pods = ((pod.partition("/"), vfs) for pod, vfs in held.items())
-            holdings = tuple(Holding(space, name, "main", "nic", vfs) for (space, _, name), vfs in pods)
-            inventory.publish("pods", holdings=holdings)
+            every = tuple(gpu.uuid for gpu in gpus)  # the pods of a node share its GPUs, as slices
+            inventory.publish("pods", holdings=tuple(
+                Holding(space, name, "main", resource, devices)
+                for pod, vfs in held.items()
+                for space, _, name in (pod.partition("/"),)
+                for resource, devices in (("nic", vfs), ("gpu", every))
+            ))  # fmt: skip
 
     def run_job(self, name: str, nodes: Sequence[str], since: float) -> None:
         """Let a Job run since then (Unix time): a pod on each node, with a VF of each rail. The agents report them."""
