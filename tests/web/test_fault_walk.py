@@ -113,3 +113,20 @@ def test_faults_of_gpus_nodes_agents_and_the_controller(browser: Browser) -> Non
         shows(tab, "#state", "nodeagent-controller-1 leads")
         shows(tab, "#lists", SLOW.cause)
         tab.close()
+
+
+def test_a_dead_rack_of_2048_nodes_is_one_line_with_its_jobs(browser: Browser) -> None:
+    with running_demo("--nodes", "2048") as (url, printed):
+        tab = browser.tab(url)
+        shows(tab, "#summary", "2048 nodes · 64 leaf groups")
+        press(tab, "power of a whole rack")
+        shows(tab, "#summary", "32 nodes away")
+        shows(tab, "#lists", "32 nodes went away at once")
+        shows(tab, "#lists", "jobs Job research/diffusion, Job research/finetune")
+        said = terminal(printed, "trouble")
+        for text in (
+            "32 nodes went away at once", "gpu-[0033-0064]", "jobs: Job research/diffusion, Job research/finetune",
+            "do: check what they share: the power of the rack", "1 trouble in 2048 nodes",
+        ):  # fmt: skip
+            assert text in said, said
+        tab.close()
