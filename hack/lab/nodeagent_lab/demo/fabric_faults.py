@@ -107,7 +107,9 @@ class FabricFaults:
             DemoFault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
             DemoFault("reboot", f"reboot {self._leaf}", self._reboot_switch),
             DemoFault("replace", f"replace {self._replaced}", self._replace_switch),
-            DemoFault("move", f"move {self._moved} to another unit", self._move, self._move_back),
+            DemoFault(
+                "move", f"move {self._moved} to another unit", partial(self._rack, 1), partial(self._rack, 0)
+            ),
             DemoFault(
                 "dead", f"cut the power of {self._dead}", self._cut([self._dead]), self._give([self._dead])
             ),
@@ -201,12 +203,6 @@ class FabricFaults:
     async def _replace_switch(self) -> None:
         self._fabric.replace(self._replaced)
         await self._rescan(self._fabric.at(self._replaced))
-
-    async def _move(self) -> None:
-        await self._rack(1)
-
-    async def _move_back(self) -> None:
-        await self._rack(0)
 
     async def _rack(self, unit: int) -> None:
         await self._cluster.power_off(self._moved)
