@@ -89,9 +89,14 @@ examples:
 class _Parser(argparse.ArgumentParser):
     """A parser whose subparsers it makes too; it names the verb or value that a wrong one resembles.
 
-    Its help has the verbs in groups."""
+    Its help has the verbs in groups, and the options of a verb before those that every verb has."""
+
+    def format_usage(self) -> str:
+        self._actions.sort(key=_is_of_every_verb)
+        return super().format_usage()
 
     def format_help(self) -> str:
+        self._actions.sort(key=_is_of_every_verb)
         verbs = next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
         if verbs is None or verbs.metavar != "VERB" or len(verbs.choices) == 1:
             return super().format_help()
@@ -263,6 +268,10 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
         examples += f"\nexit codes:\n{table()}\n"
     parser.epilog = examples
     return parser
+
+
+def _is_of_every_verb(action: argparse.Action) -> bool:
+    return action.dest in ("root", "log_level")
 
 
 def _verb_of(example: str) -> str:

@@ -38,8 +38,9 @@ def add(add: Add) -> None:
         help="the access to the API server (default: the pod's service account, otherwise $KUBECONFIG)",
     )
     parser.add_argument(
+        "-n",
         "--namespace",
-        metavar="NAME",
+        metavar="NAMESPACE",
         help="the namespace of the NodeLinks and the Lease (default: the pod's own)",
     )
     parser.add_argument(

@@ -4,6 +4,7 @@
   each agent would be a thousand writes a second at 10,000 nodes, and a Node says nothing of its pods.
 * A node with a report, and without a running agent for ``GONE_AFTER_S``, counts as away. An agent that starts again and
   again is back only when it runs at two looks.
+* A pod says since when its program does not run, unless it starts again and again: so a new leader knows it at once.
 * A cluster without any such pod says nothing: their labels may be others, or the right may be missing.
 * Of a pod its node and one word are kept. Neither the tree nor being ready depends on it, and nothing is written.
 """
@@ -61,8 +62,12 @@ class SilentAgents:
         for node in [node for node in self._since if node in back or node not in reported]:
             del self._since[node]
             self._why.pop(node, None)
+        stopped: dict[str, float] = {}
+        for pod in pods:
+            if pod.stopped and pod.node not in running:
+                stopped[pod.node] = max(stopped.get(pod.node, 0.0), min(now, pod.since or now))
         for node in reported - running:
-            self._since.setdefault(node, now)
+            self._since.setdefault(node, stopped.get(node, now))
         self._why.update((pod.node, pod.stopped) for pod in pods if pod.stopped and pod.node in self._since)
         gone = {
             node: inputs.no_agent.get(node) or gone_agent(since, self._why.get(node, ""))

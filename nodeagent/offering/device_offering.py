@@ -33,7 +33,7 @@ from nodeagent.offering.decision import decide, offered_pools
 from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, prefix
 from nodeagent.offering.readiness import blind_remarks, gpu_remarks, mig_remarks
-from nodeagent.web.machine_view import MachineView, OfferView, Trouble, machine_view, offered_devices
+from nodeagent.web.machine_view import Lack, MachineView, OfferView, machine_view, offered_devices
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +122,8 @@ class DeviceOffering:
             self.offered,
             snapshot,
             (
-                *(Trouble(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
-                *(Trouble(remark, fatal=False) for remark in self.remarks),
+                *(Lack(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
+                *(Lack(remark, fatal=False) for remark in self.remarks),
                 *(trouble for trouble in self._lacks.troubles if not trouble.fatal),
             ),
             config_digest(self.config),
@@ -297,7 +297,7 @@ class Lacks:
     """Devices that the configuration asks for and this machine lacks: looked for after the kubelet has the devices."""
 
     def __init__(self, inventory: Inventory) -> None:
-        self.troubles: tuple[Trouble, ...] = ()
+        self.troubles: tuple[Lack, ...] = ()
         self.known = False
         """Whether they were looked for since the first offer."""
         self._inventory = inventory

@@ -64,7 +64,7 @@ from nodeagent.kinds.resource_settings import (
 from nodeagent.kinds.tell_script import SCRIPT_NAME
 from nodeagent.kinds.vf import VfPool
 from nodeagent.offering.gpu_kinds import GpuContext, gpu_kinds
-from nodeagent.web.machine_view import Trouble
+from nodeagent.web.machine_view import Lack
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -210,7 +210,7 @@ class Offer:
         for key, known in self.numbering.items():
             self.numbering[key] = tuple(rail for rail in known if rail.place not in gone)
 
-    def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
+    def troubles(self, snapshot: Snapshot) -> tuple[Lack, ...]:
         """Return what is wrong with this configuration on this machine."""
         finders = (
             self._offered_twice,
@@ -230,21 +230,21 @@ class Offer:
             *_in_another_mode(snapshot),
         )
 
-    def _offered_twice(self, snapshot: Snapshot) -> Iterator[Trouble]:
+    def _offered_twice(self, snapshot: Snapshot) -> Iterator[Lack]:
         owner: dict[str, str] = {}
         for entry in self.config.resources:
             for kind in self._kinds_of(entry, snapshot, frozenset()):
                 hardware = kind.hardware(snapshot)
                 twice = [id_ for id_ in hardware if id_ in owner]
                 if twice:
-                    yield Trouble(
+                    yield Lack(
                         f"{hardware[twice[0]]} is offered twice, as {owner[twice[0]]} and as {kind.resource}; "
                         f"{entry.apart}",
                         fatal=True,
                     )
                 owner |= {id_: kind.resource for id_ in hardware if id_ not in owner}
 
-    def _pf_in_two_entries(self, snapshot: Snapshot) -> Iterator[Trouble]:
+    def _pf_in_two_entries(self, snapshot: Snapshot) -> Iterator[Lack]:
         """With mode dra a PF is one device; two entries would publish it twice, with different VFs. So would they the
         places of MIG devices on a GPU."""
         devices = self.dra_devices(snapshot)
@@ -256,17 +256,17 @@ class Offer:
         }
         for (name, what), count in twice.items():
             message = f"{name} is in {count} entries of resources; with mode dra each {what} is in one"
-            yield Trouble(message, fatal=True)
+            yield Lack(message, fatal=True)
 
-    def _refused(self, snapshot: Snapshot) -> Iterator[Trouble]:
+    def _refused(self, snapshot: Snapshot) -> Iterator[Lack]:
         for kind in self.kinds(snapshot):
             if (refusal := kind.refusal(snapshot)) is not None:
-                yield Trouble(f"{kind.resource.partition('/')[2]}: {refusal}", fatal=True)
+                yield Lack(f"{kind.resource.partition('/')[2]}: {refusal}", fatal=True)
         for name, lacking in lacking_enforcement(self.dra_devices(snapshot), snapshot):
-            yield Trouble(f"{name.partition('/')[2]}: {lacking}", fatal=True)
+            yield Lack(f"{name.partition('/')[2]}: {lacking}", fatal=True)
         yield from _cut_names(self._all_kinds(snapshot))
 
-    def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
+    def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Lack]:
         for entry in self.config.resources:
             kinds = tuple(self._kinds_of(entry, snapshot, frozenset()))
             for one in mig_entries((entry,)):
@@ -278,9 +278,9 @@ class Offer:
             find_shortage, find_cause = _CAUSES[entry.source]
             shortage = find_shortage(self.config, entry, snapshot)
             message = f"{entry.name}: {shortage or f'nothing is offered: {find_cause(entry, snapshot)}'}"
-            yield Trouble(message, fatal=False, ready=shortage is None, source=entry.source, key="idle")
+            yield Lack(message, fatal=False, ready=shortage is None, source=entry.source, key="idle")
 
-    def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
+    def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Lack]:
         expect = self.config.expect
         if expect == ExpectSettings():
             return
@@ -423,16 +423,16 @@ class Offer:
         return rails
 
 
-def _hindered(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterator[Trouble]:
+def _hindered(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterator[Lack]:
     """Yield what the host lacks for containers with a device."""
     lacking = ((kind.resource, kind.obstacle(snapshot)) for kind in dict.fromkeys(kinds))
     for resource, obstacle in dict.fromkeys(lacking):
         if obstacle is not None:
             message = f"{resource.partition('/')[2]}: {obstacle}"
-            yield Trouble(message, fatal=False, ready=False, source="paths")
+            yield Lack(message, fatal=False, ready=False, source="paths")
 
 
-def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[Trouble]:
+def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[Lack]:
     active = {link.pci_address for link in snapshot.links if link.carrier}
     vfs = [vf for vf in snapshot.functions if vf.parent in offered and not vf.missing]
     inactive = [
@@ -454,21 +454,21 @@ def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[T
     )
     for found, key, what in faults:
         if found:
-            yield Trouble(f"VFs have {what} ({_named(found)})", fatal=False, key=key)
+            yield Lack(f"VFs have {what} ({_named(found)})", fatal=False, key=key)
 
 
-def _without_rdma_cm(offered: Collection[str], snapshot: Snapshot) -> Iterator[Trouble]:
+def _without_rdma_cm(offered: Collection[str], snapshot: Snapshot) -> Iterator[Lack]:
     if not snapshot.paths.rdma_cm and any(vf.rdma for vf in snapshot.functions if vf.parent in offered):
         message = (
             "containers with VFs get no /dev/infiniband/rdma_cm, because the host has none: modprobe rdma_ucm, and "
             "name it in /etc/modules-load.d"
         )
-        yield Trouble(message, fatal=False, source="paths", key="rdma_cm")
+        yield Lack(message, fatal=False, source="paths", key="rdma_cm")
 
 
-def _in_another_mode(snapshot: Snapshot) -> Iterator[Trouble]:
+def _in_another_mode(snapshot: Snapshot) -> Iterator[Lack]:
     for _, sentence in ports_in_another_mode(snapshot.functions, snapshot.links, snapshot.gpu_functions):
-        yield Trouble(sentence, fatal=False, key="link_mode")
+        yield Lack(sentence, fatal=False, key="link_mode")
 
 
 def _vf_shortage(config: Config, entry: VfResource, snapshot: Snapshot) -> str | None:
@@ -520,12 +520,12 @@ _CAUSES: Mapping[str, tuple[_Shortage, _Cause]] = {
 hardware."""
 
 
-def _tiny_slices(config: Config, snapshot: Snapshot) -> Iterator[Trouble]:
+def _tiny_slices(config: Config, snapshot: Snapshot) -> Iterator[Lack]:
     for entry in memory_entries(config.resources):
         if not entry.by_claim:
             memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
             if remark := status_remark(entry.slice_mib, entry.reserved_mib, memories):
-                yield Trouble(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
+                yield Lack(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
 
 
 def _held(config: Config, entry: VfResource, snapshot: Snapshot) -> HeldRails:
@@ -602,27 +602,27 @@ def _may_be_at(entry: VfResource, address: str) -> bool:
     return matches(address, globs) and not matches(address, exclude)
 
 
-def _undivided(entry: MigResource, snapshot: Snapshot) -> Iterator[Trouble]:
+def _undivided(entry: MigResource, snapshot: Snapshot) -> Iterator[Lack]:
     for gpu in selected_gpus(entry.select, snapshot.gpus) if entry.by_claim else ():
         if gpu.mig and not gpu.mig_profiles and not gpu.lost:
             message = (
                 f"{entry.name}: GPU {gpu.index} is in MIG mode, and the driver does not show how it can be divided; "
                 "the agent needs components/mig-claims"
             )
-            yield Trouble(message, fatal=False, source="gpus", key="undivided")
+            yield Lack(message, fatal=False, source="gpus", key="undivided")
 
 
-def _cut_names(kinds: Iterable[tuple[ResourceSettings, DeviceKind]]) -> Iterator[Trouble]:
+def _cut_names(kinds: Iterable[tuple[ResourceSettings, DeviceKind]]) -> Iterator[Lack]:
     """With vfDevices Multus compares the name of the resource with an attribute, which holds so many bytes."""
     for entry, kind in kinds:
         if entry.vf_devices and len(kind.resource) > VALUE_MAX:
             message = (
                 f"{kind.resource} has more than {VALUE_MAX} characters, and vfDevices needs a shorter name"
             )
-            yield Trouble(message, fatal=True)
+            yield Lack(message, fatal=True)
 
 
-def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> Iterator[Trouble]:
+def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> Iterator[Lack]:
     present = len(offered - gone)
     if present < expected:
         without = f", without {_named(sorted(offered & gone))}" if offered & gone else ""
@@ -631,4 +631,4 @@ def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> 
             f"others; or correct expect.{setting}"
         )
         source = "pci" if setting == "nics" else setting
-        yield Trouble(message, fatal=False, ready=False, source=source)
+        yield Lack(message, fatal=False, ready=False, source=source)

@@ -17,7 +17,7 @@ from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class Lack(msgspec.Struct, frozen=True):
     """The configuration asks for something that this machine lacks.
 
     ``fatal``: the agent does not start, and does not accept the changed configuration. ``ready``: the agent is ready
@@ -46,7 +46,7 @@ class OfferView(msgspec.Struct, frozen=True):
     offered: tuple[DeviceKind, ...] = ()
     withheld: tuple[Withheld, ...] = ()
     unwritable: tuple[UnwritableFile, ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[Lack, ...] = ()
     remarks: tuple[str, ...] = ()
     rails: Mapping[str, int] = {}
     examined: bool = True
@@ -72,7 +72,7 @@ class MachineView(msgspec.Struct, frozen=True):
 
     snapshot: Snapshot
     resources: tuple[tuple[str, tuple[Devices, ...]], ...]
-    troubles: tuple[Trouble, ...]
+    troubles: tuple[Lack, ...]
     configuration: str = ""
     free: Mapping[str, Mapping[str, int]] = {}
     levels: Mapping[str, str] = {}
@@ -86,7 +86,7 @@ class MachineView(msgspec.Struct, frozen=True):
 def machine_view(
     kinds: Iterable[DeviceKind],
     snapshot: Snapshot,
-    troubles: tuple[Trouble, ...],
+    troubles: tuple[Lack, ...],
     configuration: str = "",
     by_claim: Iterable[DraDevice] = (),
     rails: Mapping[str, int] = MappingProxyType({}),

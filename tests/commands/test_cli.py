@@ -290,6 +290,23 @@ def test_help_of_a_verb_has_its_own_options_first(capsys: pytest.CaptureFixture[
         < text.index("--root", text.index("options of"))
     )
 
+    usage = text.partition("\n\n")[0]
+    assert usage.index("--watch") < usage.index("--root")
+
+
+def test_an_option_has_one_form_in_all_verbs() -> None:
+    """Its short form, the number of its values and their name."""
+    forms: dict[str, dict[tuple[object, ...], list[str]]] = {}
+    for parser in whole_parsers():
+        for action in parser._actions:
+            for long in action.option_strings[-1:]:
+                form = (*action.option_strings, action.nargs, action.metavar)
+                forms.setdefault(long, {}).setdefault(form, []).append(parser.prog)
+    several = {option: [*of_verbs.values()] for option, of_verbs in forms.items() if len(of_verbs) > 1}
+    assert several.keys() == {"--from", "--nodes"}, several
+    assert several["--from"][1] == ["nodeagent history"], "one document, and no folder of objects"
+    assert several["--nodes"][1] == ["nodeagent demo"], "a number: there are no names yet"
+
 
 @pytest.mark.parametrize(
     ("typed", "meant"),

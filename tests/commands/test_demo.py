@@ -24,6 +24,7 @@ from nodeagent.kube.resource import HYPERNODES, LEASES
 from nodeagent_lab.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
 from nodeagent_lab.demo.demo_steps import DemoError
 from nodeagent_lab.demo.fabric_show import FabricShow
+from nodeagent_lab.demo.shows import memory_folder
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.simulated_fabric import Fabric
@@ -324,3 +325,16 @@ fabric compute
         "└─ b (leaf): s4, s5",
         "   └─ n-014 … n-016  (3 nodes)",
     ]
+
+
+def test_the_machine_is_written_to_memory_where_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    assert memory_folder(str(tmp_path / "none")) is None
+    assert memory_folder("/proc") is None, "no room"
+    found = os.statvfs("/dev/shm")
+    if found.f_bavail * found.f_frsize > 1 << 30 and not found.f_flag & os.ST_NOEXEC:
+        assert memory_folder() == "/dev/shm"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert memory_folder() is None

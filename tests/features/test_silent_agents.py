@@ -159,6 +159,19 @@ def test_an_agent_that_starts_again_and_again_is_not_back_between_two_crashes() 
     assert (one.since, one.detail) == (AGENT_LOOK_S, "its agent does not run: CrashLoopBackOff")
 
 
+def test_a_new_leader_knows_since_when_by_the_pod() -> None:
+    made = Looking()
+    first, second, third, *_ = made.cables
+    made.pods[f"pod-{first}"] = SeenAgent(first, "ImagePullBackOff", since=1000.0)
+    made.pods[f"pod-{second}"] = SeenAgent(second, "Failed", since=1000.0)
+    made.pods["new"] = SeenAgent(second, "ContainerCreating", since=1990.0)  # its successor is about to run
+    made.pods[f"pod-{third}"] = SeenAgent(third, "Pending", since=3000.0)  # a clock that is ahead
+    found = made.at(2000.0)
+    assert found == {first: AwayNode(NO_AGENT, 1000.0, "its agent does not run: ImagePullBackOff")}
+    assert made.at(1990.0 + GONE_AFTER_S).keys() == {first, second}
+    assert made.at(2000.0 + GONE_AFTER_S).keys() == {first, second, third}
+
+
 def test_a_rollout_is_no_trouble() -> None:
     made = Looking()
     now = 0.0

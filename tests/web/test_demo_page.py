@@ -23,6 +23,13 @@ INSIDE = "document.querySelector('iframe').contentDocument"
 @contextmanager
 def demo(*arguments: str) -> Iterator[str]:
     """A running demo. Yields the address that it prints."""
+    with running_demo(*arguments) as (url, _):
+        yield url
+
+
+@contextmanager
+def running_demo(*arguments: str) -> Iterator[tuple[str, str]]:
+    """A running demo. Yields the address that it prints, and all that it has printed."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")
     }
@@ -36,7 +43,7 @@ def demo(*arguments: str) -> Iterator[str]:
             for line in process.stdout:
                 lines.append(line)
                 if found := re.search(r"Open (http://127\.0\.0\.1:\d+/)", line):
-                    yield found[1]
+                    yield found[1], "".join(lines)
                     break
             else:
                 pytest.fail("".join(lines))
@@ -75,13 +82,26 @@ def test_the_buttons_of_the_fabric_change_it_and_the_page_survives_the_end_of_th
         press(tab, "flaps")
         shows(tab, "#lists", "losses of the carrier in")
         press(tab, "flaps")
+        press(tab, "crashes again and again")
+        shows(tab, "#lists", "its agent does not run: CrashLoopBackOff")
+        shows(tab, "#summary", "1 node away")
+        press(tab, "crashes again and again")
+        shows(tab, "#summary", "103 healthy · 1 degraded · 0 anomalies")
         press(tab, "power of a whole rack")
         shows(tab, "#summary", "4 nodes away")
         shows(tab, "#lists", "4 nodes went away at once")
         press(tab, "power of a whole rack")
         shows(tab, "#summary", "103 healthy · 1 degraded · 0 anomalies")
+        slider = f"{INSIDE}.querySelector('#history input')"
+        tab.value(f"{slider}.value = -720, {slider}.dispatchEvent(new Event('input'))")
+        shows(tab, "#history", "Nothing that is known up to then.")
+        shows(tab, "#history", "This controller knows none before 20")
         press(tab, "add a node")
         shows(tab, "#summary", "9 nodes")
+        shows(tab, "#history", "Nothing that is known up to then.")
+        tab.value(f"{slider}.value = 0, {slider}.dispatchEvent(new Event('input'))")
+        shows(tab, "#history", "up to now")
+        tab.until(f"{INSIDE}.querySelectorAll('#history li').length > 3", 60)
         press(tab, "kill the leading")
         shows(tab, "#state", "nodeagent-controller-1 leads")
         refused = urllib.request.Request(f"{url}faults/cable", method="POST")
@@ -90,6 +110,14 @@ def test_the_buttons_of_the_fabric_change_it_and_the_page_survives_the_end_of_th
         rebound = urllib.request.Request(f"{url}faults", headers={"Host": "attacker.example"})
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(rebound)
+        tab.close()
+
+
+@pytest.mark.slow
+def test_the_gpus_of_the_node_have_load(browser: Browser):
+    with demo("--machine", "two-gpu-two-nic") as url:
+        tab = browser.tab(url)
+        tab.until(f"/[1-9][0-9]? ?%[^·]*load/.test({INSIDE}?.querySelector('#gpus')?.innerText)", 60)
         tab.close()
 
 

@@ -126,15 +126,42 @@ def test_what_one_switch_did_to_many_nodes_is_one_line_with_the_list_below(
     shown = page.tab.shows("#history", f"{leaf}: 7 links of 7 nodes → down")
     assert "su000-n007: 3 changes → down" in shown
     lines = page.tab.value(
-        "[...document.querySelectorAll('#history > ol > li')].map((li) => li.innerText.split('\\n')[0])"
+        "[...document.querySelectorAll('#history > div > ol > li')].map((li) => li.innerText.split('\\n')[0])"
     )
     assert [line.partition("Z ")[2].rpartition("Z ")[2] or line for line in lines][:3] == [
         "su000-n005 rail0 healthy → down", "su000-n004 rail0 healthy → down", "su000-n003 rail0 healthy → down",
     ]  # fmt: skip
     assert len(lines) == 5
-    hidden = page.tab.value("document.querySelectorAll('#history > ol > li li').length")
+    hidden = page.tab.value("document.querySelectorAll('#history > div > ol > li li').length")
     assert hidden == 7 + 3
     assert page.complaints() == []
+
+
+def test_the_slider_goes_back_by_its_keys_and_the_list_stays_there(browser: Browser, tmp_path: Path) -> None:
+    """In a file, whose last hours end when it was made."""
+    taken = 1_767_225_600.0
+    changes = [
+        Change(taken - 60 * age, "nic", f"nic{age}", "healthy", "down", node="gpu-1")
+        for age in (700, 8, 3, 1)
+    ]
+    page = with_changes(browser, tmp_path, changes)
+    tab = page.tab
+    tab.shows("#history", "up to now")
+    assert "gpu-1 nic1 " in tab.text("#history")
+    tab.value("document.querySelector('#history input').focus()")
+    tab.key("ArrowLeft")
+    said = tab.shows("#history", "up to 2025-12-31 23:55:00Z, 5 min ago")
+    assert "gpu-1 nic8 " in said
+    assert "gpu-1 nic3 " not in said
+    tab.key("Home")
+    assert "Nothing that is known up to then." in tab.shows("#history", "12 h ago")
+    tab.key("End")
+    assert "gpu-1 nic1 " in tab.shows("#history", "up to now")
+    slider = "document.querySelector('#history input')"
+    assert tab.value(f"{slider} === document.activeElement") is True
+    assert tab.value(f"{slider}.getAttribute('aria-valuetext')") == "up to now"
+    assert page.complaints() == []
+    tab.close()
 
 
 def test_the_keys_of_the_page_are_shown_by_one_of_them(demo: MapPage) -> None:

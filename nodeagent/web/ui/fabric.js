@@ -6,11 +6,11 @@ import { count, download, el, plain, replace } from "./dom.js";
 import { asSvg } from "./drawing.js";
 import { FabricMap } from "./fabric_map.js";
 import { FabricModel } from "./fabric_model.js";
-import { historyCard } from "./history.js";
 import { JobFilter } from "./job_filter.js";
 import { asCsv, showLists } from "./lists.js";
 import { symbol } from "./parts.js";
 import { legendOf, readColors, roleSymbol, STATES } from "./symbols.js";
+import { TimeSlider } from "./time_slider.js";
 import { ViewState } from "./view_state.js";
 
 const byId = (id) => document.getElementById(id);
@@ -33,6 +33,8 @@ const map = new FabricMap(byId("map"), {
 });
 
 const jobs = new JobFilter(byId("job"), ask, (job) => view.set({ job }), showMap);
+
+const changes = new TimeSlider(byId("history"), ask, () => connectionState.live);
 
 function select(at) {
   view.set({ at });
@@ -144,7 +146,7 @@ async function findByOtherName(at) {
 }
 
 function showSide() {
-  replace(byId("history"), historyCard(model.content.changes, "", (name) => model.switches.has(name)));
+  changes.show(model.content.changes, (name) => model.switches.has(name), model.content.taken);
   replace(byId("lists"), showLists(model, view.values.list, select, (list) => view.set({ list })));
 }
 

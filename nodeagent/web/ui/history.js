@@ -7,17 +7,18 @@ const HISTORY_SHOWN = 12;
 const TOGETHER_S = 90; // clocks of nodes differ, and reports wait for each other
 const TOGETHER_MIN = 3;
 
-/**
- * The card of the changes of a document; nothing without any. `about`: only those of a node, device or switch.
- * `isSwitch(name)` tells a switch from the other names of a link.
- */
-export function historyCard(changes, about = "", isSwitch = () => false) {
-  const wanted = about.toLowerCase();
-  const found = byCause((changes ?? []).filter((change) => !wanted || namesOfChange(change).includes(wanted)), isSwitch).reverse();
+/** The card of the changes of a document; nothing without any. */
+export function historyCard(changes) {
+  const list = historyList(changes);
+  return list.length ? [el("h2", { text: "What changed" }), ...list] : [];
+}
+
+/** The lists of these changes; nothing without any. `isSwitch(name)` tells a switch from the other names of a link. */
+export function historyList(changes, isSwitch = () => false) {
+  const found = byCause(changes ?? [], isSwitch).reverse();
   if (!found.length) return [];
   const older = found.slice(HISTORY_SHOWN);
   return [
-    el("h2", { text: "What changed" }),
     el("ol", { class: "history" }, found.slice(0, HISTORY_SHOWN).map(causeEntry)),
     older.length > 0 && el("details", { "data-name": "history" }, el("summary", { text: `${older.length} older` }), el("ol", { class: "history" }, older.map(causeEntry))),
   ].filter(Boolean);
@@ -74,8 +75,4 @@ function historyEntry(change) {
   const text = change.before ? `${change.before} → ${change.after}` : change.after;
   return el("li", {}, el("time", { text: clock(change.at) }), " ", el("b", { text: where }), ` ${text}`,
     (change.details ?? []).map((detail) => el("div", { class: "quiet", text: detail })));
-}
-
-function namesOfChange(change) {
-  return [change.node, change.where, ...(change.names ?? [])].filter(Boolean).map((name) => name.toLowerCase());
 }

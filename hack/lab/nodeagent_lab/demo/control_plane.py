@@ -27,6 +27,7 @@ from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.evictions import Causes, Evictions, EvictionTaint, failed_device_causes
 from nodeagent.cluster.held_pods import HeldPods
 from nodeagent.cluster.node_report import NodeReporter, RailByAddress
+from nodeagent.fabric.agent_pods import AGENT_LABELS
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
@@ -216,9 +217,13 @@ class DemoCluster:
         self.server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": {
             "kubernetes.io/hostname": node, "kubernetes.io/os": "linux",
         }}})  # fmt: skip
+        self.server.put(agent_pod(node, time.time()))
         self.boot(node)
 
     def boot(self, node: str) -> None:
+        """Start the node's agent, unless it runs."""
+        if node in self._reports:
+            return
         inventory = Inventory()
         report = NodeReporter(
             self._client, inventory, node, NAMESPACE, lambda: self._rails,
@@ -233,9 +238,13 @@ class DemoCluster:
         if gpus := self.fabric.gpus(node):
             inventory.publish("gpus", gpus=gpus)
         if held := self.fabric.held(node):
-            pods = ((pod.partition("/"), vfs) for pod, vfs in held.items())
-            holdings = tuple(Holding(space, name, "main", "nic", vfs) for (space, _, name), vfs in pods)
-            inventory.publish("pods", holdings=holdings)
+            every = tuple(gpu.uuid for gpu in gpus)  # the pods of a node share its GPUs, as slices
+            inventory.publish("pods", holdings=tuple(
+                Holding(space, name, "main", resource, devices)
+                for pod, vfs in held.items()
+                for space, _, name in (pod.partition("/"),)
+                for resource, devices in (("nic", vfs), ("gpu", every))
+            ))  # fmt: skip
 
     def run_job(self, name: str, nodes: Sequence[str], since: float) -> None:
         """Let a Job run since then (Unix time): a pod on each node, with a VF of each rail. The agents report them."""
@@ -287,9 +296,9 @@ class DemoCluster:
             await end_tasks(tasks)
 
     async def power_off(self, node: str) -> None:
-        """Stop the node's agent; its report stays."""
-        task, _ = self._reports.pop(node)
-        await end_tasks((task,))
+        """Stop the node's agent, if it runs; its report stays."""
+        if (agent := self._reports.pop(node, None)) is not None:
+            await end_tasks(agent[:1])
 
     def rescan(self, nodes: Iterable[str]) -> None:
         """Let the agents of these nodes read the present facts; one without power reads nothing."""
@@ -413,6 +422,23 @@ class DemoCluster:
         """The output of a verb for this cluster."""
         argv = command(verb, "--kubeconfig", str(self.kubeconfig), "--fabric", str(self.fabric_file))
         return await printed([*argv, *arguments])
+
+
+def agent_pod(node: str, since: float, waits: str = "") -> Json:
+    """The pod of the node's agent. ``since`` (Unix time) it runs, or ``waits`` for this reason."""
+    state: Json = {"waiting": {"reason": waits}} if waits else {"running": {"startedAt": rfc3339(since)}}
+    ready = {"type": "Ready", "status": "False" if waits else "True", "lastTransitionTime": rfc3339(since)}
+    return {
+        "apiVersion": "v1", "kind": "Pod", "spec": {"nodeName": node},
+        "metadata": {
+            "name": f"nodeagent-{node}", "namespace": NAMESPACE, "labels": dict(AGENT_LABELS),
+            "creationTimestamp": rfc3339(since),
+        },
+        "status": {
+            "phase": "Running", "startTime": rfc3339(since), "conditions": [ready],
+            "containerStatuses": [{"name": "nodeagent", "state": state}],
+        },
+    }  # fmt: skip
 
 
 def _nodes(hypernode: Json) -> Iterator[str]:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
+from nodeagent.fabric.agent_pods import GONE_AFTER_S
 from nodeagent.facts.model import HEALTHY, Health, Reason, State
-from nodeagent_lab.demo.control_plane import DemoCluster
+from nodeagent_lab.demo.control_plane import DemoCluster, agent_pod
 from nodeagent_lab.demo.fault_panel import DemoFault, FaultPanel, Streams
 from nodeagent_lab.demo.node_faults import show_panel
 
@@ -56,6 +57,7 @@ SPREAD_MAX = 8
 REBOOT_S = 4.0
 """A real switch needs minutes."""
 FLAPS, FLAP_S = 5, 1.5
+CRASHED_S = GONE_AFTER_S
 GPU = 0
 _LOST = Health(State.UNHEALTHY, (Reason("xid_79", "the GPU has fallen off the bus"),), allocatable=False)
 _NARROW = Health(State.DEGRADED, (Reason("pcie_width", "x8 of x16"),), allocatable=False)
@@ -105,9 +107,14 @@ class FabricFaults:
             DemoFault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
             DemoFault("reboot", f"reboot {self._leaf}", self._reboot_switch),
             DemoFault("replace", f"replace {self._replaced}", self._replace_switch),
-            DemoFault("move", f"move {self._moved} to another unit", self._move, self._move_back),
+            DemoFault(
+                "move", f"move {self._moved} to another unit", partial(self._rack, 1), partial(self._rack, 0)
+            ),
             DemoFault(
                 "dead", f"cut the power of {self._dead}", self._cut([self._dead]), self._give([self._dead])
+            ),
+            DemoFault(
+                "agent", f"the agent of {self._cabled} crashes again and again", self._crash, self._recover
             ),
             DemoFault("rack", "cut the power of a whole rack", self._cut(self._dark), self._give(self._dark)),
             DemoFault("node", "add a node", self._add_node),
@@ -154,6 +161,16 @@ class FabricFaults:
         self._fabric.wear(self._cabled, 0)
         await self._rescan([self._cabled])
 
+    async def _crash(self) -> None:
+        """Until ``CRASHED_S`` have passed the controller takes it for a restart, so it began before."""
+        await self._cluster.power_off(self._cabled)
+        since = time.time() - CRASHED_S
+        self._cluster.server.put(agent_pod(self._cabled, since, "CrashLoopBackOff"))
+
+    async def _recover(self) -> None:
+        self._cluster.server.put(agent_pod(self._cabled, time.time()))
+        self._cluster.boot(self._cabled)
+
     def _wear_out(self, rail: int, health: Health) -> Callable[[], Awaitable[None]]:
         async def change() -> None:
             self._fabric.wear(self._moved, rail, health)
@@ -186,12 +203,6 @@ class FabricFaults:
     async def _replace_switch(self) -> None:
         self._fabric.replace(self._replaced)
         await self._rescan(self._fabric.at(self._replaced))
-
-    async def _move(self) -> None:
-        await self._rack(1)
-
-    async def _move_back(self) -> None:
-        await self._rack(0)
 
     async def _rack(self, unit: int) -> None:
         await self._cluster.power_off(self._moved)
