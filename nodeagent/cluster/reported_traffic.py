@@ -20,8 +20,8 @@ SILENT_LEAST_S = 120.0
 def reported_traffic(
     snapshot: Snapshot, names: Mapping[str, str], before: NodeLinks | None, now: float, *, patient: bool
 ) -> tuple[TrafficLevel, ...]:
-    """The levels of this moment. ``names``: the names of the links by the address of the PF. ``now`` is Unix time. After
-    a start the last ones stand until the judge says something."""
+    """The levels of this moment. ``names``: the names of the links by the address of the PF. ``now`` is Unix time.
+    After a start the last ones stand until the judge says something."""
     last = {} if before is None else {(one.namespace, one.pod): one for one in before.traffic}
     if not snapshot.pod_traffic:
         return tuple(last.values()) if patient else ()

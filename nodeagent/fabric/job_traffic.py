@@ -120,7 +120,7 @@ def rank_traffic(
     cells = {}
     for link, count in vfs.items():
         odd = differ.get(link)
-        word = whole if odd is None or whole == "silent" and odd.level != "unmeasured" else odd.level
+        word = whole if odd is None or (whole == "silent" and odd.level != "unmeasured") else odd.level
         began = unix(odd.since) if odd is not None else None
         cells[link] = RailCell(count, word, quiet_s=quiet_s if began is None else max(0.0, now - began))
     return RankTraffic(
@@ -275,12 +275,12 @@ def _odd_rails(measured: Sequence[RankTraffic]) -> Iterator[OddRail]:
         if rates:
             means[rail] = sum(rates) / len(rates)
         for pod, cell in cells.items():
-            usual = median(rates) if len(rates) > 2 else None  # noqa: PLR2004 - of two, which is odd is not known
+            usual = median(rates) if len(rates) > 2 else None
             if cell.word == "below":
                 yield OddRail(f"{pod} carries less than half of its other rails on {rail}", (pod,))
             elif usual and cell.word == "moves" and cell.sent is not None and cell.sent < HALF * usual:
                 yield OddRail(f"{pod} carries {100 * cell.sent / usual:.0f} % of its peers on {rail}", (pod,))
-    if len(means) > 2:  # noqa: PLR2004
+    if len(means) > 2:
         for rail, mean in means.items():
             usual = median(value for other, value in means.items() if other != rail)
             if mean < HALF * usual:
@@ -290,7 +290,7 @@ def _odd_rails(measured: Sequence[RankTraffic]) -> Iterator[OddRail]:
 def _odd_gpus(measured: Sequence[RankTraffic]) -> Iterator[OddRail]:
     """A GPU at 0 % while the others of the job work."""
     loads = [load for rank in measured for load in rank.gpus.values()]
-    if len(loads) < 2 or median(loads) < HALF:  # noqa: PLR2004
+    if len(loads) < 2 or median(loads) < HALF:
         return
     for rank in measured:
         for index in rank.idle_gpus:
@@ -304,7 +304,7 @@ def _odd_places(ranks: Sequence[RankTraffic]) -> Iterator[OddRail]:
     """A pod whose VFs are on other rails than those of most pods."""
     held = [rank for rank in ranks if rank.rails]
     usual = Counter(tuple(sorted((rail, cell.vfs) for rail, cell in rank.rails.items())) for rank in held)
-    if len(usual) < 2:  # noqa: PLR2004
+    if len(usual) < 2:
         return
     most, count = usual.most_common(1)[0]
     if 2 * count <= len(held):

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+NODE_TRAFFIC = "NodeTraffic"
+"""The kind of the document, among the objects that a verb reads."""
+
 
 class VfFigures(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Bytes and packets a second that the VF received and sent during ``seconds``; ``None`` before two readings.
@@ -34,8 +37,8 @@ class PodFigures(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class TrafficFigures(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The figures of one node. ``kind`` names this document among the objects that a verb reads."""
+    """The figures of one node; ``node`` is its name."""
 
-    kind: str = "NodeTraffic"
+    kind: str = NODE_TRAFFIC
     node: str = ""
     pods: tuple[PodFigures, ...] = ()

@@ -34,6 +34,7 @@ from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError, VfHolder
 from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.rail_partners import RailPartners
+from nodeagent.fabric.traffic_figures import NODE_TRAFFIC, PodFigures, TrafficFigures
 
 _LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -64,6 +65,8 @@ class Objects:
     """The pods with VFs by node, for a caller that gives a dict."""
     pods: list[ListedPod] | None = None
     """The Pods, for a caller that gives a list."""
+    figures: dict[tuple[str, str, str], PodFigures] = field(default_factory=dict)
+    """What the VFs of pods carry, by node, namespace and pod."""
     documents: list[dict[str, Any]] | None = None
     """The Nodes and NodeLinks as they were read, for a caller that gives a list."""
     partners: dict[str, RailPartners] = field(default_factory=dict)
@@ -413,9 +416,21 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
             objects.stored += 1
         except msgspec.MsgspecError as error:
             objects.notes.append(f"Pod {_name(document)} is ignored: {error}")
+    elif kind == NODE_TRAFFIC:
+        _store_traffic(document, objects, lax=lax)
     else:
         return kind == STORED_CONFIG_MAPS.kind and _store_config_map(document, objects)
     return True
+
+
+def _store_traffic(document: dict[str, Any], objects: Objects, *, lax: bool) -> None:
+    try:
+        answer = msgspec.convert(document, TrafficFigures, strict=not lax)
+    except msgspec.MsgspecError as error:
+        objects.notes.append(f"the traffic of {document.get('node')} is ignored: {error}")
+        return
+    for pod in answer.pods:
+        objects.figures[answer.node, pod.namespace, pod.pod] = pod
 
 
 def _store_config_map(document: dict[str, Any], objects: Objects) -> bool:

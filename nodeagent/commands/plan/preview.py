@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.rail_suspects import AGREE_S
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
+from nodeagent.fabric.traffic_figures import PodFigures
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, RAIL_PARTNERS, Resource
@@ -66,6 +67,8 @@ class Preview:
     """The pods with VFs by node, if ``Objects.holders`` was a dict."""
     pods: tuple[ListedPod, ...] = ()
     """The Pods, if ``Objects.pods`` was a list."""
+    figures: Mapping[tuple[str, str, str], PodFigures] = field(default_factory=dict)
+    """What the VFs of pods carry, by node, namespace and pod, where the input has it."""
     plans: tuple[ConfigMap, ...] = ()
     """The ConfigMaps with a cabling plan."""
     cluster: str | None = None
@@ -215,7 +218,9 @@ def make_preview(read: Objects) -> Preview:
             read.planner.rails(watch.judge(plan.levels.reports, now, plan.levels.faults))
         plan = read.planner.prepare(0.0)()
     reports, holders, pods = read.reports or {}, read.holders or {}, tuple(read.pods or ())
-    return Preview(plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods, tuple(read.plans))
+    return Preview(
+        plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods, read.figures, tuple(read.plans)
+    )
 
 
 def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 
+from nodeagent.fabric.traffic_figures import PodFigures, TrafficFigures, VfFigures
 from nodeagent.facts.allocation import hardware_of
 from nodeagent.facts.model import Snapshot
 from nodeagent.features.pod_traffic.traffic_judge import (
@@ -18,7 +19,6 @@ from nodeagent.features.pod_traffic.traffic_judge import (
     TrafficJudge,
     VfCounters,
 )
-from nodeagent.fabric.traffic_figures import PodFigures, TrafficFigures, VfFigures
 from nodeagent.features.seam import AgentCore
 from nodeagent.host.clock import boottime
 from nodeagent.kinds.rail_numbers import nic_names
