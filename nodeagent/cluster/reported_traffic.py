@@ -38,11 +38,13 @@ def _level(pod: PodTraffic, names: Mapping[str, str], last: TrafficLevel | None,
     if level == "unused" and pod.at_start and last is not None and last.level in ("moving", "silent"):
         quiet_s = now - (now if pod.since is None else pod.since)
         if last.level == "silent":
-            level, since, gpus, idle = "silent", last.since, last.gpus or "", last.idle_gpus
+            level, since = "silent", last.since
         elif quiet_s > max(SILENT_LEAST_S, longest):
             level = "silent"
         else:
             level, since = "moving", None
+    if level != "silent":
+        gpus, idle = "", ()
     return TrafficLevel(
         namespace=pod.namespace,
         pod=pod.pod,

@@ -1,10 +1,9 @@
 """What the rails of a job carry: the matrix of pods and rails, what is odd in it, and whether the job is stalled. Pure.
 
-It is made of the levels in the reports, and of the figures of the agents where they were asked. Which rule says
-what stands in docs/slow-training.md.
+It is made of the levels in the reports, and of the figures of the agents where they were asked.
 
-* A job is stalled if its rails are silent while its GPUs wait for something that does not come: for ``STALL_S``, and for
-  twice the longest pause that any of its pods has had. GPUs that are idle, or that compute, are no stall.
+* A job is stalled if its rails are silent while its GPUs wait for something that does not come: for ``STALL_S``, and
+  for twice the longest pause that any of its pods has had. GPUs that are idle, or that compute, are no stall.
 * A VF that is not measured is never silent.
 """
 
@@ -36,8 +35,8 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 class RailCell(NamedTuple):
-    """What the VFs of one pod on one rail carry. ``word`` is ``moves``, ``silent``, ``below``, ``unmeasured``, ``unused``
-    or empty if it is not known. ``sent`` and ``received`` are Gbit/s, ``packets`` both ways per second."""
+    """What the VFs of one pod on one rail carry. ``word`` is ``moves``, ``silent``, ``below``, ``unmeasured``,
+    ``unused``, or empty if it is not known. ``sent`` and ``received`` are Gbit/s, ``packets`` both ways per second."""
 
     vfs: int
     word: str = ""

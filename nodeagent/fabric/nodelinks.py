@@ -239,8 +239,8 @@ class NodeLinks(Wire, frozen=True, kw_only=True):
     """The report of one node. ``metadata.name`` must be the node's name too. ``nvlink_domains`` has one entry if its
     GPUs agree, and none if no GPU is in a domain. ``gpus`` are those in trouble alone, at most ``GPUS_MAX``.
     ``holders`` is empty unless the node is set to report them, ``compared`` is absent unless it is set to compare
-    values, and ``traffic`` is empty unless it judges traffic; they stand beside the links, so that a change of them makes
-    no plan."""
+    values, and ``traffic`` is empty unless it judges traffic; they stand beside the links, so that a change of them
+    makes no plan."""
 
     api_version: str | None = None
     kind: str | None = None

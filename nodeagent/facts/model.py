@@ -440,8 +440,8 @@ class RailCheck(msgspec.Struct, frozen=True):
 
 
 class RailTraffic(msgspec.Struct, frozen=True):
-    """A VF of a pod whose level differs from that of the pod: ``silent``, ``below`` its peers, or ``unmeasured``. ``pf``
-    and ``vf`` are PCI addresses, ``since`` is Unix time."""
+    """A VF of a pod whose level differs from that of the pod: ``silent``, ``below`` its peers, or ``unmeasured``.
+    ``pf`` and ``vf`` are PCI addresses, ``since`` is Unix time."""
 
     pf: str
     vf: str

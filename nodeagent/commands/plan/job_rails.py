@@ -6,7 +6,6 @@ Without figures of the agents it shows the levels of the reports, which change s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +32,10 @@ _LEGEND = {
     "none": "none: no VF on this rail",
     "-": "-: not known",
 }
-NO_LEVELS = "no agent of its nodes reports traffic: set traffic.report, and apply the definition of NodeLinks of this version"
+NO_LEVELS = (
+    "no agent of its nodes reports traffic: set traffic.report, and apply the definition of NodeLinks of this "
+    "version"
+)
 NO_FIGURES = "levels of the reports; kubectl nodeagent job NAME --rails asks the agents for Gbit/s"
 
 
@@ -115,7 +117,7 @@ def rails_lines(document: Mapping[str, Any], on: Screen = PLAIN) -> Iterator[str
         return
     named = {pod for one in odd for pod in one["pods"]}
     shown = sorted(pods, key=lambda pod: pod["name"] not in named)[:ROWS_MAX]
-    prefix = os.path.commonprefix(rails).rstrip("0123456789") if len(rails) > 1 else ""
+    prefix = _prefix(rails)
     figures = document["from"] == "figures"
     title = f"{job}: {'Gbit/s sent' if figures else 'levels'} by rail"
     heads = ("POD", *(rail.removeprefix(prefix) for rail in rails), "GPUS", "SILENT", "NODE")
@@ -134,6 +136,12 @@ def rails_lines(document: Mapping[str, Any], on: Screen = PLAIN) -> Iterator[str
     yield from (text for word, text in _LEGEND.items() if word in used)
     if not figures:
         yield NO_FIGURES
+
+
+def _prefix(rails: Sequence[str]) -> str:
+    """What the names of all rails begin with before their numbers: ``rail`` of rail0 to rail7."""
+    prefixes = {rail.rstrip("0123456789") for rail in rails}
+    return prefixes.pop() if len(rails) > 1 and len(prefixes) == 1 and "" not in prefixes else ""
 
 
 def _cell(cell: Mapping[str, Any] | None) -> str:

@@ -4,8 +4,8 @@
 * A pod is silent if none of its VFs has moved for ``SAY_S``, and for longer than its own longest pause: checkpoints and
   evaluations pause the rails of each job, and no level changes for them.
 * A pod whose VFs have never moved is ``unused``: it starts, or it has no traffic by nature. It is never silent.
-* While a pod moves, a VF of it that does not move is silent by itself; one that carries less than ``BELOW`` of the median
-  of the others is below them. Both must hold for ``SAY_S``, and end at ``NOT_BELOW``.
+* While a pod moves, a VF of it that does not move is silent by itself; one that carries less than ``BELOW`` of the
+  median of the others is below them. Both must hold for ``SAY_S``, and the second ends at ``NOT_BELOW``.
 * GPUs wait if a kernel runs all the time and the memory of the GPU is not used: so do those of a collective whose
   partner is not there. A GPU that computes uses its memory (docs/reference/verified.md).
 * A counter that falls was reset: the reading is a new beginning.
@@ -292,7 +292,8 @@ class TrafficJudge:
         stamp = None if since is None else round(since + unix)
         if known is not None and known.level == level and known.since is not None and stamp is not None:
             stamp = known.since if abs(known.since - stamp) <= 1 else stamp  # the clocks drift
-        gpus, idle = self._gpus(held.gpus) if level == SILENT else ("", ())
+        shown = level == SILENT or (level == UNUSED and pod.at_start)
+        gpus, idle = self._gpus(held.gpus) if shown else ("", ())
         return PodTraffic(
             namespace=namespace,
             pod=name.partition("/")[2],
