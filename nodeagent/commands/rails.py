@@ -67,9 +67,9 @@ def add(add: Add) -> None:
     traffic = parts.add_parser(
         "traffic",
         help="what each pod of this node carries on each rail",
-        description="Asks the running agent, which counts if `traffic.report` is on: what the VFs of each pod sent and\n"
-        "received between the last two readings (samples.vfSeconds), and since when each is quiet. Exit status 2: no\n"
-        "agent answers, or it does not count.",
+        description="Asks the running agent, which counts if `traffic.report` is on: what the VFs of each pod sent\n"
+        "and received between the last two readings (samples.vfSeconds), and since when each is quiet. Exit\n"
+        "status 2: no agent answers, or it does not count.",
         formatter_class=parser.formatter_class,
     )
     json_option(traffic, of_part=True)
@@ -86,10 +86,11 @@ def _traffic(options: argparse.Namespace) -> int:
 
     decoder: msgspec.json.Decoder[TrafficFigures] = msgspec.json.Decoder(TrafficFigures)
     try:
-        figures, source = ask_for(decoder, "/traffic", load_config(options.config), options.root)
+        answer = ask_for(decoder, "/traffic", load_config(options.config), options.root)
     except AgentQueryError as error:
         note(f"{error}: it needs an agent of this version with traffic.report")
         return USAGE
+    figures, source = answer
     if figures is None:
         note(f"no agent runs here ({source}), and the agent counts: start it with traffic.report")
         return USAGE

@@ -1,6 +1,7 @@
 """Judge what the VFs of pods carry, from readings of their counters and of the load of GPUs. Pure: time is given.
 
-* A VF moves if it carries ``MOVES_BPS``. A job without collectives still sends some ARP and keep-alive.
+* A VF moves if it carries ``MOVES_BPS``, and then as long as it carries ``STAYS_BPS``. A job without collectives still
+  sends some ARP and keep-alive.
 * A pod is silent if none of its VFs has moved for ``SAY_S``, and for longer than its own longest pause: checkpoints and
   evaluations pause the rails of each job, and no level changes for them.
 * A pod whose VFs have never moved is ``unused``: it starts, or it has no traffic by nature. It is never silent.
@@ -8,6 +9,7 @@
   median of the others is below them. Both must hold for ``SAY_S``, and the second ends at ``NOT_BELOW``.
 * GPUs wait if a kernel runs all the time and the memory of the GPU is not used: so do those of a collective whose
   partner is not there. A GPU that computes uses its memory (docs/reference/verified.md).
+* A VF whose driver does not count all bytes is ``unmeasured``, and takes no part in this.
 * A counter that falls was reset: the reading is a new beginning.
 * Changes of levels have a budget for the node (``LevelBudget``). Without it the newest state waits; none is lost.
 """
@@ -23,6 +25,9 @@ from nodeagent.facts.model import PodTraffic, RailTraffic
 
 MOVES_BPS = 125_000.0
 """Bytes a second, both directions together: 1 Mbit/s."""
+STAYS_BPS = MOVES_BPS / 4
+COMPARED_BPS = 4 * MOVES_BPS
+"""VFs are compared if the median of the others carries so much."""
 SAY_S = 120.0
 BELOW, NOT_BELOW = 0.5, 0.75
 READINGS = 4
@@ -117,7 +122,7 @@ class _Vf:
         self.rate = VfRate(seconds, *(one / seconds for one in grown))
         carried = self.rate.received + self.rate.sent
         self.rates.append(carried)
-        if carried >= MOVES_BPS:
+        if carried >= (STAYS_BPS if self.moved_at == last.at else MOVES_BPS):
             self.moved_at = now.at
         return True
 
@@ -198,12 +203,10 @@ class TrafficJudge:
             address: (vf.rate, vf.moved_at) for pod in self._pods.values() for address, vf in pod.vfs.items()
         }
 
-    def is_measured(self, vf: PodVf, moved_at: float | None) -> bool:
-        """Whether silence of this VF would be seen: its driver counts all bytes, or it has moved."""
+    def is_measured(self, vf: PodVf) -> bool:
+        """Whether silence of this VF would be seen: its driver counts all bytes, or it carries some now."""
         state = next((pod.vfs[vf.address] for pod in self._pods.values() if vf.address in pod.vfs), None)
-        return (
-            state is not None and state.last is not None and (moved_at is not None or vf.driver in COUNTS_ALL)
-        )
+        return state is not None and state.last is not None and (vf.driver in COUNTS_ALL or state.moves)
 
     def quiet(self, name: str) -> tuple[float | None, float]:
         """Since when no VF of the pod moves, and its longest pause in seconds."""
@@ -221,10 +224,14 @@ class TrafficJudge:
 
     def _read(self, pod: _Pod, held: PodNow, counters: Mapping[str, VfCounters]) -> None:
         pod.vfs = {vf.address: pod.vfs.get(vf.address) or _Vf() for vf in held.vfs}
-        new = [vf for address, vf in pod.vfs.items() if address in counters and vf.take(counters[address])]
+        news = {
+            address for address, vf in pod.vfs.items() if address in counters and vf.take(counters[address])
+        }
+        judged = {vf.address: pod.vfs[vf.address] for vf in held.vfs if vf.driver in COUNTS_ALL}
+        new = [vf for address, vf in judged.items() if address in news]
         if not any(vf.rate for vf in new):
             return
-        moved = [vf.moved_at for vf in pod.vfs.values() if vf.moved_at is not None]
+        moved = [vf.moved_at for vf in judged.values() if vf.moved_at is not None]
         if any(vf.moves for vf in new):
             if pod.quiet_since is not None:
                 pod.longest = max(pod.longest, max(moved) - pod.quiet_since)
@@ -232,52 +239,22 @@ class TrafficJudge:
         elif pod.begun and pod.quiet_since is None:
             pod.quiet_since = max(moved)
         if pod.begun and pod.quiet_since is None:
-            self._compare(pod, held)
-
-    def _compare(self, pod: _Pod, held: PodNow) -> None:
-        """The VFs of a pod that moves against each other."""
-        drivers = {vf.address: vf.driver for vf in held.vfs}
-        for address, vf in pod.vfs.items():
-            if vf.last is None or vf.rate is None:
-                continue
-            if vf.moves:
-                quiet = False
-            else:
-                since = vf.first_at if vf.moved_at is None else vf.moved_at
-                quiet = vf.last.at - since >= SAY_S and drivers[address] in COUNTS_ALL
-            if quiet:
-                if vf.level != SILENT:
-                    vf.level, vf.since = SILENT, vf.first_at if vf.moved_at is None else vf.moved_at
-                continue
-            if vf.level == SILENT and vf.moves:
-                vf.level = ""
-            others = [
-                other.mean
-                for name, other in pod.vfs.items()
-                if name != address and other.mean is not None and other.level != SILENT
-            ]
-            if vf.mean is None or len(others) < FEWEST_VFS - 1 or vf.level == SILENT:
-                continue
-            usual = median(others)
-            vf.odd_for = vf.odd_for + 1 if vf.mean < BELOW * usual else 0
-            vf.even_for = vf.even_for + 1 if vf.mean > NOT_BELOW * usual else 0
-            if vf.level == "" and vf.odd_for >= READINGS:
-                vf.level, vf.since = BELOW_PEERS, vf.last.at
-            elif vf.level == BELOW_PEERS and vf.even_for >= READINGS:
-                vf.level = ""
+            _compare(judged)
 
     def _level(self, name: str, held: PodNow, now: float, unix: float) -> PodTraffic | None:
         """The level of a pod; ``None`` until there are two readings of it, or of one whose VFs are not measured."""
         pod, namespace = self._pods[name], name.partition("/")[0]
         read = [vf for vf in pod.vfs.values() if vf.rate is not None]
-        unmeasured = [vf.pf for vf in held.vfs if not self.is_measured(vf, pod.vfs[vf.address].moved_at)]
+        unmeasured = [
+            vf.pf for vf in held.vfs if vf.driver not in COUNTS_ALL or pod.vfs[vf.address].last is None
+        ]
         known = self._published.get(name)
         if not read and not (len(unmeasured) == len(held.vfs) and now - (self._began or now) >= SAY_S):
             return known
         if len(unmeasured) == len(held.vfs):
             level, since = UNMEASURED, None
         elif not pod.begun:
-            level, since = UNUSED, min(vf.first_at for vf in pod.vfs.values() if vf.last is not None)
+            level, since = UNUSED, min(vf.first_at for vf in read)
         elif pod.quiet_since is not None and now - pod.quiet_since > max(SAY_S, pod.longest):
             level, since = SILENT, pod.quiet_since
         else:
@@ -340,3 +317,44 @@ def stepped(seconds: float) -> int:
     while step < seconds:
         step *= PAUSE_STEP
     return round(step + 0.001)
+
+
+def _compare(vfs: Mapping[str, _Vf]) -> None:
+    """The VFs of a pod that moves against each other."""
+    for address, vf in vfs.items():
+        if vf.last is None or vf.rate is None:
+            continue
+        if vf.moves:
+            quiet = False
+        else:
+            since = vf.first_at if vf.moved_at is None else vf.moved_at
+            quiet = vf.last.at - since >= SAY_S
+        if quiet:
+            if not _carry(vfs, address):
+                continue
+            if vf.level != SILENT:
+                vf.level, vf.since = SILENT, vf.first_at if vf.moved_at is None else vf.moved_at
+            continue
+        if vf.level == SILENT and vf.moves:
+            vf.level = ""
+        others = [
+            other.mean
+            for name, other in vfs.items()
+            if name != address and other.mean is not None and other.level != SILENT
+        ]
+        if vf.mean is None or len(others) < FEWEST_VFS - 1 or vf.level == SILENT:
+            continue
+        usual = median(others)
+        if usual < COMPARED_BPS:
+            continue
+        vf.odd_for = vf.odd_for + 1 if vf.mean < BELOW * usual else 0
+        vf.even_for = vf.even_for + 1 if vf.mean > NOT_BELOW * usual else 0
+        if vf.level == "" and vf.odd_for >= READINGS:
+            vf.level, vf.since = BELOW_PEERS, vf.last.at
+        elif vf.level == BELOW_PEERS and vf.even_for >= READINGS:
+            vf.level = ""
+
+
+def _carry(vfs: Mapping[str, _Vf], address: str) -> bool:
+    """Whether other VFs carry enough to compare this one with them."""
+    return any(vf.rates and vf.rates[-1] >= COMPARED_BPS for name, vf in vfs.items() if name != address)

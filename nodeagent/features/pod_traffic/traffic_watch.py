@@ -77,7 +77,7 @@ class TrafficWatch:
                         received_packets=None if rate is None else rate.received_packets,
                         sent_packets=None if rate is None else rate.sent_packets,
                         quiet_s=None if moved_at is None else max(0.0, now - moved_at),
-                        measured=self._judge.is_measured(vf, moved_at),
+                        measured=self._judge.is_measured(vf),
                     )
                 )
             quiet_since, longest = self._judge.quiet(name)
