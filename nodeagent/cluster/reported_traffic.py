@@ -39,6 +39,8 @@ def _level(pod: PodTraffic, names: Mapping[str, str], last: TrafficLevel | None,
         quiet_s = now - (now if pod.since is None else pod.since)
         if last.level == "silent":
             level, since = "silent", last.since
+            if not gpus:  # not read often enough yet
+                gpus, idle = last.gpus or "", last.idle_gpus
         elif quiet_s > max(SILENT_LEAST_S, longest):
             level = "silent"
         else:
