@@ -86,9 +86,12 @@ def test_counters_are_those_of_the_index_of_a_vf() -> None:
     assert gpu_loads(snapshot(), samples(5.0, 7.0)) == {0: (5.0, 1.0, 0.0)}
 
 
+RAILS = dict(zip(PFS, range(2), strict=True))
+
+
 class Offer:
     offered: tuple[object, ...] = ()
-    rails = dict(zip(PFS, range(2), strict=True))
+    rails = RAILS
     dra = None
 
 
@@ -138,7 +141,7 @@ WITH_TRAFFIC = replace(snapshot(), pod_traffic=(SILENT,))
 
 
 def reported(now: Snapshot, before: Any = None, **other: Any) -> Any:
-    return report(now, "n1", Offer.rails, before, now=700.0, **other)
+    return report(now, "n1", RAILS, before, now=700.0, **other)
 
 
 def test_levels_are_in_the_report_with_the_names_of_links() -> None:
@@ -200,7 +203,9 @@ def test_under_an_earlier_definition_the_levels_alone_are_lost(version: str) -> 
     for place in ("", "[0].rails", "[0].longestPauseSeconds"):
         whole = msgspec.json.decode(msgspec.json.encode(reported(WITH_TRAFFIC)))
         why = f"failed to create typed patch object: .traffic{place}: field not declared in schema"
-        assert leave_out(whole, refused_fields(ApiError(why, status=500))) == ["traffic"]
+        assert leave_out(whole, refused_fields(ApiError("patch", "/nodelinks/n1", 500, "", why))) == [
+            "traffic"
+        ]
         assert "traffic" not in whole
         assert whole["links"]
 
