@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 
 from nodeagent.fabric.groups import MAJORITY, SwitchGraph
 
@@ -66,9 +65,11 @@ class _SharedSwitches:
         if len(others) < 2:
             return None
         silent = self._count_silent(leaf, rail)
-        here = sum(min(-both, graph.members_on(other, rail)) for both, other in others)
+        at_rail = {other: min(-both, graph.members_on(other, rail)) for both, other in others}
+        here = sum(at_rail.values())
         few = 2 * silent > graph.degree(leaf) or 2 * here < graph.degree(leaf) - silent
-        others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
+        # The cable of one member may be wrong, unless it is one of two or of three.
+        others.sort(key=lambda near: (-at_rail[near[1]], near))
         first, most = others[0]
         beside: list[str] = []
         for both, other in others[1:]:
@@ -80,13 +81,13 @@ class _SharedSwitches:
             if few:
                 beside.append(other)
             elif (
-                (-both - common > 1 or (both < -1 and self._count_beside(leaf, {other}, most) > 1))
+                (-both - common > 1 or (both < -1 and self._count_beside(leaf, other, most) > 1))
                 and graph.members_on(other, rail) > 1
             ) or (-2 * first <= graph.degree(leaf) - silent if first < -2 else not silent):
                 return both, most, other
             else:
                 return None
-        if beside and self._count_beside(leaf, set(beside), most) >= MAJORITY:
+        if beside and self._count_witnesses(leaf, rail, beside, most) >= MAJORITY:
             return -graph.common(leaf)[beside[0]], most, beside[0]
         return None
 
@@ -108,13 +109,29 @@ class _SharedSwitches:
         alone = both == -1 and common_with[one] == 1
         return len(sharing) <= (own - 1 if alone else 2 * own)
 
-    def _count_beside(self, leaf: str, others: AbstractSet[str], first: str) -> int:
-        """How many members have this switch and one of the others, and not the first one."""
+    def _count_beside(self, leaf: str, other: str, first: str) -> int:
+        """How many members have these two switches, and not the first one."""
         return sum(
             members
             for row, _, members in self._graph.rows
-            if leaf in row and first not in row and not others.isdisjoint(row)
+            if leaf in row and other in row and first not in row
         )
+
+    def _count_witnesses(self, leaf: str, rail: str, others: Sequence[str], first: str) -> int:
+        """How many members have this switch and, on this rail, one of the others and not the first one, at most.
+
+        A border switch of another rail serves this one too, if one report says so.
+        """
+        beside, graph = set(others), self._graph
+        found = sum(
+            members
+            for row, known, members in graph.rows
+            if (not known or rail in known)
+            and leaf in row
+            and first not in row
+            and not beside.isdisjoint(row)
+        )
+        return min(found, sum(graph.members_on(other, rail) for other in beside))
 
     def _count_silent(self, leaf: str, rail: str) -> int:
         """How many members of a switch have no neighbor on this rail."""

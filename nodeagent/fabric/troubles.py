@@ -23,6 +23,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from typing import NamedTuple, TypeVar
 
 from nodeagent.base.plain_text import few
+from nodeagent.fabric.agent_pods import AGENT_PODS
 from nodeagent.fabric.away_nodes import NO_AGENT, UNREACHABLE, Away, AwayNode
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.gpu_troubles import GpuFault
@@ -67,7 +68,7 @@ _TREE_ALONE = frozenset(
     )
 )
 """These make a wrong tree, and no packet takes another way."""
-_AGENTS = "kubectl get pods -A -o wide -l app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
+_AGENTS = f"kubectl get pods -A -o wide -l {AGENT_PODS}"
 _OWN_NAME = "give each switch a name of its own"
 _REMEDIES = {
     AnomalyKind.MISCABLED: "move the cable to the port of the node's cabling plan: nodeagent health",

@@ -12,68 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import NamedTuple
 
 from nodeagent.base.change_log import Change
-from nodeagent.base.plain_text import one_line
-from nodeagent.fabric.away_nodes import NO_AGENT, AwayNode
-from nodeagent.fabric.nodelinks import Wire
+from nodeagent.fabric.agent_pods import AGENT_PODS, GONE_AFTER_S, AgentPod, SeenAgent, gone_agent, seen_agent
+from nodeagent.fabric.away_nodes import AwayNode
 from nodeagent.kube.reflector import Reflector
-from nodeagent.kube.resource import PODS, Meta
-from nodeagent.topology.parts import AGENT_PODS, ControllerCore, ControllerPart
+from nodeagent.kube.resource import PODS
+from nodeagent.topology.parts import ControllerCore, ControllerPart
 
-GONE_AFTER_S = 300.0
-"""A rollout replaces a pod within a minute; the alert NodeAgentDown waits as long."""
 AGENT_LOOK_S = 15.0
-_CONTAINER = "nodeagent"
-_WORD_MAX = 63
-
-
-class ContainerWaits(Wire, frozen=True, kw_only=True):
-    reason: str | None = None
-
-
-class ContainerState(Wire, frozen=True, kw_only=True):
-    waiting: ContainerWaits | None = None
-    terminated: ContainerWaits | None = None
-
-
-class ContainerStatus(Wire, frozen=True, kw_only=True):
-    name: str = ""
-    state: ContainerState = ContainerState()
-
-
-class AgentPodSpec(Wire, frozen=True, kw_only=True):
-    node_name: str = ""
-
-
-class AgentPodStatus(Wire, frozen=True, kw_only=True):
-    phase: str = ""
-    container_statuses: tuple[ContainerStatus, ...] | None = None
-
-
-class AgentPod(Wire, frozen=True, kw_only=True):
-    """The part of a pod that is decoded."""
-
-    metadata: Meta
-    spec: AgentPodSpec = AgentPodSpec()
-    status: AgentPodStatus = AgentPodStatus()
-
-
-class SeenAgent(NamedTuple):
-    """``stopped``: why its program does not run; empty while it does."""
-
-    node: str
-    stopped: str
-
-
-def seen_agent(pod: AgentPod) -> SeenAgent:
-    """The part of a pod that is kept."""
-    stopped = "" if pod.status.phase == "Running" else pod.status.phase or "Pending"
-    for status in pod.status.container_statuses or ():
-        if status.name == _CONTAINER and (state := status.state.waiting or status.state.terminated):
-            stopped = state.reason or "it has ended"
-    return SeenAgent(pod.spec.node_name, one_line(stopped, _WORD_MAX, ascii_only=True))
 
 
 class SilentAgents:
@@ -118,7 +65,7 @@ class SilentAgents:
             self._since.setdefault(node, now)
         self._why.update((pod.node, pod.stopped) for pod in pods if pod.stopped and pod.node in self._since)
         gone = {
-            node: inputs.no_agent.get(node) or _gone(since, self._why.get(node, ""))
+            node: inputs.no_agent.get(node) or gone_agent(since, self._why.get(node, ""))
             for node, since in self._since.items()
             if now - since >= GONE_AFTER_S
         }
@@ -134,11 +81,6 @@ class SilentAgents:
                    (after[node].detail,) if node in after else (), node=node)
             for node in sorted(before.keys() ^ after.keys())
         )  # fmt: skip
-
-
-def _gone(since: float, stopped: str) -> AwayNode:
-    detail = f"its agent does not run: {stopped}" if stopped else "no agent runs there"
-    return AwayNode(NO_AGENT, since, detail)
 
 
 def start_agent_watch(core: ControllerCore, *, wanted: bool) -> ControllerPart:

@@ -22,11 +22,12 @@ import msgspec
 from nodeagent.base.supervise import beside, either, keep
 from nodeagent.cluster.node_marks import STARTING_TAINT, STORED_NODES, NodeMarks, NodeWrites, StoredNode
 from nodeagent.cluster.retry import RETRY_FIRST_S
+from nodeagent.fabric.agent_pods import AGENT_PODS
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import PODS, Meta
-from nodeagent.topology.parts import AGENT_PODS, ControllerCore, ControllerPart
+from nodeagent.topology.parts import ControllerCore, ControllerPart
 
 log = logging.getLogger(__name__)
 

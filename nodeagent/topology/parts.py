@@ -17,8 +17,6 @@ from nodeagent.topology.write_log import WriteLog
 from nodeagent.web.ui_pages import PageQuestion
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-AGENT_PODS = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
-"""The labels of the pods of the DaemonSet."""
 
 
 class ControllerCore(NamedTuple):

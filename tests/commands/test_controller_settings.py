@@ -185,6 +185,12 @@ async def test_the_fragments_of_components_count_too(
         code, out, err = await said(server, tmp_path, capsys, "plan")
         assert (code, err) == (0, "")
         assert "Nothing to write." in out
+        kinds = ("nodelinks", "nodes", "hypernodes", "configmaps")
+        piped = tmp_path / "objects.json"
+        piped.write_text("\n".join(json.dumps(one) for kind in kinds for one in server.objects(kind)))
+        assert await asyncio.to_thread(main, ["plan", "--from", str(piped)]) == 0
+        out, err = capsys.readouterr()
+        assert (err, "Nothing to write." in out) == ("", True), "as `kubectl nodeagent plan` pipes them"
         fragments["data"]["more.yaml"] = BISECTION
         server.put(fragments)
         _, _, err = await said(server, tmp_path, capsys, "plan")

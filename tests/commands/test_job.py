@@ -24,6 +24,7 @@ from nodeagent.fabric.nodelinks import HeldVf, NodeLink, ReportedGpu, VfHolder
 from tests.commands.test_cabling import write
 from tests.commands.test_plan_live import kubeconfig, serving
 from tests.commands.test_trouble import NOW, down
+from tests.features.test_silent_agents import agent_pod
 from tests.support import golden, job_pods
 from tests.support.halls import Hall
 
@@ -133,6 +134,18 @@ def test_a_dead_node_of_the_job_is_its_trouble(tmp_path: Path) -> None:
     assert "  pods: ml/llama-node-3-0-abcde\n" in found
     assert "su1-n03" not in found, "another job's"
     assert found.endswith("1 trouble.")
+
+
+def test_a_node_of_the_job_without_its_agent_is_its_trouble(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports, pods = scene()
+    without = ("su1-n00", "su1-n03")
+    agents = [agent_pod(one.node_name) for one in reports if one.node_name not in without]
+    assert main(["job", "llama", "--from", file(reports, [*pods, *agents], tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "su1-n00: no agent\n  no agent runs there\n" in out
+    assert "su1-n03" not in out, "another job's"
 
 
 def test_a_gpu_of_the_job_is_its_trouble_and_that_of_another_pod_is_not(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def with_levels(found: dict[str, TrafficLevel], folder: Path) -> str:
 
 def figures(node: str, pod: str, *gbps: float, **other: Any) -> dict[str, Any]:
     vfs = [
-        {"link": f"rail{n}", "pciAddress": f"0000:{n:02x}:00.2", "seconds": 30.0, "sent": one * GBPS, "received": one * GBPS,
+        {"link": f"rail{n}", "pciAddress": f"0000:{n:02x}:00.2", "seconds": 30.0,
+         "sent": one * GBPS, "received": one * GBPS,
          "sentPackets": one * 1000, "receivedPackets": one * 1000, "quietS": 10.0 if one else 240.0}
         for n, one in enumerate(gbps)
     ]  # fmt: skip
@@ -102,7 +103,8 @@ def test_a_stalled_job_fits_80_columns_and_names_who_did_not_arrive(tmp_path: Pa
     assert [line for line in text if len(line) > 80] == []
     assert "did not arrive" in " ".join(text)
     assert document["odd"][0]["sentence"] == (
-        "all rails silent for 5 min 17 s, the GPUs of 6 pods busy, su1-n01/5 at 0 %: it did not arrive (llama-node-4-0-abcde)"
+        "all rails silent for 5 min 17 s, the GPUs of 6 pods busy, su1-n01/5 at 0 %: it did not arrive "
+        "(llama-node-4-0-abcde)"
     )
 
 

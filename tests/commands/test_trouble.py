@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -28,6 +29,7 @@ from nodeagent.facts.remedies import remedy_of
 from nodeagent.health.rules.links import LINK_RULES
 from tests.commands.test_cabling import hall, write
 from tests.commands.test_plan_live import fill, kubeconfig, serving
+from tests.features.test_silent_agents import CRASHES, agent_pod
 from tests.support import job_pods
 from tests.support.halls import Hall
 from tests.support.manifests import ROOT
@@ -349,7 +351,96 @@ async def test_the_jobs_of_a_cluster_are_named_where_its_pods_may_be_read(
     assert "  pods: ml/llm-0-x7k2p\n" in out
     assert ("  jobs: Job ml/llm\n" in out) == may
     assert ("the jobs of the pods are not known" in err) == (not may)
-    assert asked == {("list", "ml")}
+    assert ("on which nodes no agent runs is not known" in err) == (not may)
+    assert asked == {("list", "ml"), ("list", "nodeagent")}
+
+
+OLD = "2026-01-01T00:00:00Z"
+
+
+def pods_of_agents(*nodes: str) -> list[dict[str, Any]]:
+    return [agent_pod(node) for node in nodes]
+
+
+def stopped_for_long(node: str) -> dict[str, Any]:
+    pod = agent_pod(node, state=CRASHES)
+    pod["metadata"]["creationTimestamp"] = OLD
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": OLD}]
+    return pod
+
+
+async def test_a_node_of_the_cluster_without_its_agent_is_a_trouble(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving() as server:
+        fill(server)
+        nodes = [report["metadata"]["name"] for report in server.objects("nodelinks")]
+        gone, crashed, *others = nodes
+        for pod in (*pods_of_agents(*others), stopped_for_long(crashed)):
+            server.put(pod)
+        way = ["--kubeconfig", str(kubeconfig(server, tmp_path / "kubeconfig"))]
+        assert await asyncio.to_thread(main, ["trouble", *way, "--json"]) == 1
+        found = {one["where"]: one for one in json.loads(capsys.readouterr().out)["troubles"]}
+        assert {one["where"] for one in found.values() if one["what"] == "no agent"} == {gone, crashed}
+        assert found[gone]["what"] == found[crashed]["what"] == "no agent"
+        assert (found[gone]["since"], found[crashed]["since"]) == (None, OLD)
+        assert found[crashed]["details"][0] == "its agent does not run: CrashLoopBackOff"
+        assert await asyncio.to_thread(main, ["explain", gone, *way]) == 0
+        said = capsys.readouterr().out
+        assert "It is without an agent: no agent runs there. Its links are as last reported." in " ".join(
+            said.split()
+        )
+        assert await asyncio.to_thread(main, ["topology", "--format", "html", *way]) == 0
+        assert f'"{gone}":{{"what":"no agent"' in capsys.readouterr().out
+        asked = {(seen.verb, seen.namespace) for seen in server.requests if seen.resource == "pods"}
+        assert asked == {("list", "nodeagent")}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_file_with_the_pods_of_the_agents_knows_which_node_has_none(
+    twice: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In whatever order they come, and each twice: `kubectl nodeagent` pipes all pods, then those of the agents."""
+    reports = hall().reports()
+    names = [report.node_name for report in reports]
+    write(tmp_path / "reports.json", reports)
+    pods = [*pods_of_agents(*names[2:]), stopped_for_long(names[1])]
+    short = [{**pod, "status": {"phase": "Running"}} for pod in pods]
+    (tmp_path / "a-pods.json").write_text(json.dumps({"kind": "PodList", "items": [*short * twice, *pods]}))
+    assert main(["trouble", "--from", str(tmp_path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["troubles"]
+    assert {one["where"]: one["what"] for one in found} == {names[0]: "no agent", names[1]: "no agent"}
+    assert main(["explain", names[1], "--from", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "It is without an agent for " in out
+    assert "left out" not in err
+
+
+def test_a_file_without_those_pods_says_nothing_of_agents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "reports.json", hall().reports())
+    (tmp_path / "pods.json").write_text(json.dumps({"kind": "PodList", "items": [job_pods.of_job("a")]}))
+    assert main(["trouble", "--from", str(tmp_path)]) == 0
+    assert main(["explain", "su0-n00", "--from", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "without an agent" not in out
+    assert "left out" not in err
+
+
+def test_a_broken_pod_of_an_agent_is_left_out_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = hall().reports()
+    names = [report.node_name for report in reports]
+    write(tmp_path / "reports.json", reports)
+    broken = {**agent_pod(names[0]), "status": {"phase": 7}}
+    items = [broken, *pods_of_agents(*names[1:])]
+    (tmp_path / "pods.json").write_text(json.dumps({"kind": "PodList", "items": items}))
+    assert main(["trouble", "--from", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert f"{names[0]}: no agent" in out
+    assert f"Pod nodeagent-{names[0]} is ignored" in err
 
 
 def test_a_namespace_has_the_troubles_of_its_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

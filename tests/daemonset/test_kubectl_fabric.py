@@ -20,6 +20,7 @@ from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, read_maintenance
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.apiserver.tls import Certificates
 from tests.controller.test_controller import populate
+from tests.features.test_silent_agents import CRASHES, agent_pod
 from tests.support.admission import Request, refusals
 from tests.support.job_pods import of_job
 from tests.support.manifests import DAEMONSET, Manifest, built
@@ -169,6 +170,26 @@ async def test_a_person_who_may_read_and_exec_sees_the_fabric(tmp_path: Path) ->
         assert users == {"ann"}
         assert {seen.verb for seen in server.requests} <= {"get", "list", "watch"}
     assert leftovers(tmp_path) == []
+
+
+async def test_a_node_without_its_agent_is_seen_by_who_may_list_pods_there(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (server, plugin):
+        for one in server.objects("nodelinks")[1:]:
+            server.put(agent_pod(one["metadata"]["name"]))
+        crashed = agent_pod("node-01", state=CRASHES)
+        crashed["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        server.put(crashed)
+        trouble = await plugin("trouble")
+        assert trouble.code == 1, trouble
+        assert "node-00: no agent\n  no agent runs there\n" in trouble.out
+        assert "node-01: no agent\n  its agent does not run: CrashLoopBackOff\n" in trouble.out
+        assert trouble.out.count("no agent\n") == 2, trouble
+        explain = await plugin("explain", "node-01")
+        assert "It is without an agent: its agent does not run: CrashLoopBackOff." in " ".join(
+            explain.out.split()
+        ), explain
+        server.remove("rolebindings", "nodeagent-view", "nodeagent")
+        assert "node-01" not in (await plugin("explain", "node-02")).out
 
 
 async def test_a_job_is_found_among_the_pods_that_the_person_may_read(tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_one_witness_joins_what_is_published_together() -> None:
 @example(seed=2663, units=3, small=True, replaces=True)
 @example(seed=742912719638, units=6, small=True, replaces=True)
 @example(seed=508737283325, units=4, small=True, replaces=False)
+@example(seed=4593242, units=2, small=False, replaces=False)
 @given(seed=SEED, units=st.integers(2, 6), small=st.booleans(), replaces=st.booleans())
 def test_one_report_of_any_content_joins_and_divides_no_group_of_others(
     seed: int, units: int, small: bool, replaces: bool

@@ -11,18 +11,13 @@ import msgspec
 import pytest
 
 from nodeagent.base.change_log import CONTROLLER_MAX, ChangeLog
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.controller import Controller
 from nodeagent.fabric import Planner
+from nodeagent.fabric.agent_pods import GONE_AFTER_S, AgentPod, SeenAgent, SeenAgents, seen_agent
 from nodeagent.fabric.away_nodes import NO_AGENT, AwayNode
 from nodeagent.fabric.troubles import troubles
-from nodeagent.features.silent_agents import (
-    AGENT_LOOK_S,
-    GONE_AFTER_S,
-    AgentPod,
-    SeenAgent,
-    SilentAgents,
-    seen_agent,
-)
+from nodeagent.features.silent_agents import AGENT_LOOK_S, SilentAgents
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import cluster, page, running
 from tests.features.test_startup_taint import AGENT
@@ -65,6 +60,45 @@ def read(pod: dict[str, Any]) -> SeenAgent:
 )
 def test_a_pod_says_whether_its_agent_runs(pod: dict[str, Any], stopped: str) -> None:
     assert read(pod) == SeenAgent("n", stopped)
+
+
+def stopped_pod(node: str, made: float, ready: float, restarts: int) -> dict[str, Any]:
+    pod = agent_pod(node, state=CRASHES)
+    pod["metadata"]["creationTimestamp"] = rfc3339(made)
+    pod["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(made)},
+        {"type": "Ready", "status": "False", "lastTransitionTime": rfc3339(ready)},
+    ]
+    pod["status"]["containerStatuses"][-1]["restartCount"] = restarts
+    return pod
+
+
+def missing(reported: str, *pods: dict[str, Any], now: float = 9000.0) -> dict[str, AwayNode]:
+    seen = SeenAgents()
+    for pod in pods:
+        seen.add(msgspec.convert(pod, AgentPod))
+    return seen.missing(reported.split(), now)
+
+
+def test_one_look_knows_since_when_unless_the_agent_starts_again_and_again() -> None:
+    away = missing("a b", agent_pod("a"), stopped_pod("b", 1000.0, 5000.0, 0))
+    assert away == {"b": AwayNode(NO_AGENT, 5000.0, "its agent does not run: CrashLoopBackOff")}
+    assert missing("a b", agent_pod("a"), stopped_pod("b", 1000.0, 8999.0, 7))["b"].since is None
+
+
+def test_one_look_takes_a_young_pod_for_one_of_a_rollout() -> None:
+    pods = agent_pod("a"), stopped_pod("b", 1000.0, 1000.0, 0)
+    assert missing("a b", *pods, now=1000.0 + GONE_AFTER_S - 1) == {}
+    assert missing("a b", *pods, now=1000.0 + GONE_AFTER_S).keys() == {"b"}
+
+
+def test_one_look_says_nothing_where_no_agent_runs_at_all_or_another_pod_runs_there() -> None:
+    assert missing("a b") == {}
+    old = stopped_pod("b", 1000.0, 5000.0, 0)
+    assert missing("b", old) == {}
+    new = agent_pod("b")
+    new["metadata"]["name"] = "nodeagent-b2"
+    assert missing("b c", old, new, agent_pod("x")) == {"c": AwayNode(NO_AGENT, None, "no agent runs there")}
 
 
 # --- what a look finds ------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ def add_trouble(add: Add) -> None:
         "what is wrong in the fabric, since when, which pods it concerns, and what to do",
         "Links with a fault, wrong cables and nodes without a place, what concerns most pods first. Links of a switch\n"
         "or of a node that went down at once are one trouble. Pods are known where nodes report them\n"
-        "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is, and 2 if there is no report\n"
-        "or the input cannot be read.",
+        "(cluster.reportHolders), nodes without an agent where you may list the agents' pods. The result is 0 if\n"
+        "nothing is wrong, 1 if something is, and 2 if there is no report or the input cannot be read.",
     )
     namespace_option(parser, "show what concerns pods of this namespace alone")
     source_options(parser)
@@ -283,7 +283,7 @@ def _explain(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
-    preview = read_preview(options, with_holders=True)
+    preview = read_preview(options, with_holders=True, with_agents=True)
     try:
         explanation = explanations.explain(preview, options.name)
     except explanations.UnknownNameError as error:
@@ -310,7 +310,9 @@ def _topology(options: argparse.Namespace) -> int:
     log_to_stderr(options.log_level or "warning")
     if options.json:
         options.format = "json"
-    preview = read_preview(options, whole_reports=options.format == "html")
+    preview = read_preview(
+        options, whole_reports=options.format == "html", with_agents=options.format == "html"
+    )
     if options.format in LISTS:
         return _node_list(preview, options)
     if options.nodes is not None:

@@ -11,6 +11,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.commands.plan.preview import Preview
 from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import PLAIN, Screen, columns, wrapped
+from nodeagent.fabric.away_nodes import NO_AGENT
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.maintenance import standing
@@ -142,7 +143,8 @@ def _node(preview: Preview, node: str) -> Iterator[str | Table]:
     report = plan.levels.reports.get(node)
     if (away := plan.levels.away.get(node)) is not None:
         since = "" if away.since is None else f" for {duration(time.time() - away.since)}"
-        yield f"It is {away.word}{since}: {away.detail}. Its links are as last reported."
+        state = "without an agent" if away.why == NO_AGENT else away.word
+        yield f"It is {state}{since}: {away.detail}. Its links are as last reported."
     for fault in plan.levels.gpu_faults.get(node, ()):
         since = "" if fault.since is None else f" for {duration(time.time() - fault.since)}"
         yield f"{fault.gpu} is {fault.state}{since}{_said(fault.details)}; do: {remedy_for(fault.reasons, fault.gpu)}."

@@ -53,7 +53,7 @@ def show_job(options: argparse.Namespace, now: Callable[[], float] = time.time) 
     """Print the job once, or with ``--watch`` until it is ended. Return the exit code."""
 
     def look() -> tuple[str, int]:
-        preview = read_preview(options, whole_reports=True, with_pods=True)
+        preview = read_preview(options, whole_reports=True, with_pods=True, with_agents=True)
         jobs = by_job(map(job_pod, preview.pods))
         name = chosen(
             jobs, options.name, options.namespace, live=options.source is None, pods=len(preview.pods)

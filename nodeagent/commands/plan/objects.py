@@ -22,11 +22,12 @@ import msgspec
 import yaml
 
 from nodeagent.base.plain_text import one_line
-from nodeagent.commands.plan.controller_settings import CABLING_PLAN, STORED_CONFIG_MAPS, ConfigMap
+from nodeagent.commands.plan.controller_settings import CABLING_PLAN, LABELS, STORED_CONFIG_MAPS, ConfigMap
 from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.console import user_files
 from nodeagent.console.user_files import UserFileError
 from nodeagent.fabric import hypernode, nodelinks, rail_partners
+from nodeagent.fabric.agent_pods import AGENT_LABELS, AgentPod, SeenAgents
 from nodeagent.fabric.away_nodes import AwayNode, away_of_document
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
 from nodeagent.fabric.jobs import ListedPod
@@ -67,6 +68,8 @@ class Objects:
     """The Pods, for a caller that gives a list."""
     figures: dict[tuple[str, str, str], PodFigures] = field(default_factory=dict)
     """What the VFs of pods carry, by node, namespace and pod."""
+    agents: SeenAgents | None = None
+    """The pods of the agents, for a caller that gives this; they are not among ``pods`` then."""
     documents: list[dict[str, Any]] | None = None
     """The Nodes and NodeLinks as they were read, for a caller that gives a list."""
     partners: dict[str, RailPartners] = field(default_factory=dict)
@@ -76,9 +79,7 @@ class Objects:
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     config_maps: list[ConfigMap] = field(default_factory=list)
-    """Those of the controller."""
-    plans: list[ConfigMap] = field(default_factory=list)
-    """Each has a cabling plan: the name is ``CABLING_PLAN``."""
+    """Those with the labels of the controller's, and those with a cabling plan: their name is ``CABLING_PLAN``."""
     stored: int = 0
     """Objects of all kinds."""
     _versions: dict[str, int] = field(default_factory=dict)
@@ -87,6 +88,8 @@ class Objects:
     def add_report(self, report: NodeLinks) -> None:
         """Of several reports with a name the latest version counts, in whatever order they come."""
         self.stored += 1
+        if self.agents is not None and report.metadata.namespace:
+            self.agents.spaces.add(report.metadata.namespace)
         name = report.metadata.name or report.node_name
         version = _version(report)
         known = self._versions.get(name)
@@ -128,8 +131,9 @@ class Objects:
             self.reports.clear()
         self._equal_names.clear()
 
-    def complete(self) -> None:
-        """All sources are read: give the planner the rest, and add notes on equal names."""
+    def complete(self, now: float) -> None:
+        """All sources are read: give the planner the rest, and add notes on equal names. ``now``: Unix time, from which
+        the age of the agents' pods counts."""
         for name, more in self._equal_names.items():
             self.notes.append(f"{more + 1} reports are called {name}: the latest counts")
         for name, published in self.hypernodes.items():
@@ -138,6 +142,10 @@ class Objects:
             self.planner.node(name, labels)
         for name, why in self.refused.items():
             self.planner.refuse(name, why)
+        if self.agents is not None:
+            inputs = self.planner.inputs
+            reported = inputs.reports.keys() | inputs.refused.keys()
+            inputs.no_agent.update(self.agents.missing(reported, now))
 
 
 def read_objects(source: str, objects: Objects, stdin: BinaryIO | None = None) -> None:
@@ -410,12 +418,8 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
             objects.stored += 1
         except ReportError as error:
             objects.notes.append(f"RailPartners {_name(document)} is ignored: {error}")
-    elif kind == "Pod" and objects.pods is not None:
-        try:
-            objects.pods.append(msgspec.convert(document, ListedPod, strict=not lax))
-            objects.stored += 1
-        except msgspec.MsgspecError as error:
-            objects.notes.append(f"Pod {_name(document)} is ignored: {error}")
+    elif kind == "Pod" and (objects.pods is not None or objects.agents is not None):
+        _store_pod(document, objects, lax)
     elif kind == NODE_TRAFFIC:
         _store_traffic(document, objects, lax=lax)
     else:
@@ -433,17 +437,27 @@ def _store_traffic(document: dict[str, Any], objects: Objects, *, lax: bool) -> 
         objects.figures[answer.node, pod.namespace, pod.pod] = pod
 
 
+def _store_pod(document: dict[str, Any], objects: Objects, lax: bool) -> None:
+    try:
+        labels = _texts(document.get("metadata"), "labels")
+        if objects.agents is not None and AGENT_LABELS.items() <= labels.items():
+            objects.agents.add(msgspec.convert(document, AgentPod, strict=not lax))
+        elif objects.pods is not None:
+            objects.pods.append(msgspec.convert(document, ListedPod, strict=not lax))
+        objects.stored += 1
+    except msgspec.MsgspecError as error:
+        objects.notes.append(f"Pod {_name(document)} is ignored: {error}")
+
+
 def _store_config_map(document: dict[str, Any], objects: Objects) -> bool:
     try:
         found = msgspec.convert(document, ConfigMap)
     except msgspec.MsgspecError:
         return False
-    if found.is_of_controller:
-        objects.config_maps.append(found)
-    elif found.metadata.name == CABLING_PLAN:
-        objects.plans.append(found)
-    else:
+    labels = (found.metadata.labels or {}).items()
+    if not (LABELS.items() <= labels or found.metadata.name == CABLING_PLAN):
         return False
+    objects.config_maps.append(found)
     objects.stored += 1
     return True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,7 +23,13 @@ from msgspec import structs
 
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan import objects
-from nodeagent.commands.plan.controller_settings import ConfigMap, FabricRead, from_cluster, of_config_maps
+from nodeagent.commands.plan.controller_settings import (
+    CABLING_PLAN,
+    ConfigMap,
+    FabricRead,
+    from_cluster,
+    of_config_maps,
+)
 from nodeagent.commands.plan.kept_tree import keep_published
 from nodeagent.commands.plan.objects import Objects, store_object
 from nodeagent.console import user_files
@@ -30,6 +37,7 @@ from nodeagent.console.terminal import note
 from nodeagent.console.user_files import UserFileError
 from nodeagent.controller_config import FabricConfig, read_fabric
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
+from nodeagent.fabric.agent_pods import AGENT_PODS, AgentPod, SeenAgents
 from nodeagent.fabric.away_nodes import WatchedNode, away_node
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import LEAF
@@ -103,11 +111,13 @@ def read_preview(
     whole_reports: bool = False,
     with_holders: bool = False,
     with_pods: bool = False,
+    with_agents: bool = False,
 ) -> Preview:
     """The plan for the input that the options of ``source_options`` name, with notes on stderr.
 
     ``whole_reports``: keep the reports too, which take a gigabyte for 100,000 nodes; ``with_holders``: keep the pods
-    that they name; ``with_pods``: read Pods too. Raises ``UserFileError``, ``SourceError``, ``ConfigError`` and
+    that they name; ``with_pods``: read Pods too; ``with_agents``: read the pods of the agents, so that a node without
+    a running one is away. Raises ``UserFileError``, ``SourceError``, ``ConfigError`` and
     ``ApiError``."""
 
     def nothing_read(fabric: FabricRead) -> Objects:
@@ -118,6 +128,8 @@ def read_preview(
             read.holders = {}
         if with_pods:
             read.pods = []
+        if with_agents:
+            read.agents = SeenAgents()
         return read
 
     if options.current == options.source == "-":
@@ -209,7 +221,7 @@ def make_objects(rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Object
 
 def make_preview(read: Objects) -> Preview:
     """Plan for all objects that were read."""
-    read.complete()
+    read.complete(time.time())
     plan = read.planner.prepare(0.0)()
     if read.partners:
         watch = RailJudge()
@@ -218,9 +230,8 @@ def make_preview(read: Objects) -> Preview:
             read.planner.rails(watch.judge(plan.levels.reports, now, plan.levels.faults))
         plan = read.planner.prepare(0.0)()
     reports, holders, pods = read.reports or {}, read.holders or {}, tuple(read.pods or ())
-    return Preview(
-        plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods, read.figures, tuple(read.plans)
-    )
+    plans = tuple(one for one in read.config_maps if one.metadata.name == CABLING_PLAN)
+    return Preview(plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods, read.figures, plans)
 
 
 def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:
@@ -290,5 +301,18 @@ async def read_cluster(cluster: Access, read: Objects, namespace: str | None = N
                 if not error.missing:
                     raise
                 read.notes.append(f"the cluster has no kind {resource.kind}: is its CRD installed?")
+        if read.agents is not None:
+            await _read_agents(client, read, read.agents)
     finally:
         await client.close()
+
+
+async def _read_agents(client: ApiClient, read: Objects, agents: SeenAgents) -> None:
+    """The pods of the agents, in the namespaces of their reports; a note where they may not be read."""
+    try:
+        for space in sorted(agents.spaces):
+            for pod in (await client.list(PODS.typed(AgentPod), namespace=space, labels=AGENT_PODS)).items:
+                agents.add(pod)
+    except ApiError as error:
+        read.agents = None
+        read.notes.append(f"on which nodes no agent runs is not known: {error}")

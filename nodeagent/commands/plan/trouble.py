@@ -27,7 +27,9 @@ def show_trouble(options: argparse.Namespace, now: Callable[[], float] = time.ti
     """Print the list once, or with ``--watch`` until it is ended. Return the exit code."""
 
     def look() -> tuple[str, int]:
-        preview = read_preview(options, whole_reports=True, with_pods=options.source is not None)
+        preview = read_preview(
+            options, whole_reports=True, with_pods=options.source is not None, with_agents=True
+        )
         found = troubles(preview.plan, 0.0, now(), preview.held)
         if options.namespace is not None:
             found = [one for one in found if any(is_in(options.namespace, pod) for pod in one.pods)]
