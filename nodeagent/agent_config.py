@@ -130,9 +130,9 @@ class Config(Settings, frozen=True, kw_only=True):
     peers: Annotated[
         PeersSettings, setting("Comparison of this node with others of its model.", restart=True)
     ] = PeersSettings()
-    traffic: Annotated[
-        TrafficSettings, setting("What the VFs of pods carry, as levels in the report.", restart=True)
-    ] = TrafficSettings()
+    traffic: Annotated[TrafficSettings, setting("Whether the VFs of pods carry traffic.", restart=True)] = (
+        TrafficSettings()
+    )
     health: Annotated[
         HealthSettings, setting("Rules for the health of NICs, and a guard for NICs and GPUs.")
     ] = HealthSettings()

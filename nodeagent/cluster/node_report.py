@@ -126,8 +126,7 @@ def report(
     last, stamp = {link.name: link for link in before.links} if before else {}, rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
     checks = {check.pci_address: check for check in snapshot.rail_checks}
-    reported, names = dict[str, NodeLink](), dict[str, str]()
-    named = nic_names(rails)
+    reported, names, named = dict[str, NodeLink](), dict[str, str](), nic_names(rails)
     for function in snapshot.functions:
         if function.parent is not None:
             continue

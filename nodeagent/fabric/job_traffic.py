@@ -1,4 +1,4 @@
-"""What the rails of a job carry: the matrix of pods and rails, what is odd in it, and whether the job is stalled. Pure.
+"""The traffic of a job: the matrix of pods and rails, what is odd in it, and whether the job is stalled. Pure.
 
 It is made of the levels in the reports, and of the figures of the agents where they were asked.
 
@@ -24,9 +24,9 @@ from nodeagent.fabric.traffic_figures import PodFigures
 STALL_S = 300.0
 PAUSES = 2.0
 """A stall is longer than so many times the longest pause."""
-QUIET_S = 60.0
+SILENT_AFTER_S = 60.0
 """By figures, rails are silent after this: two readings of ``samples.vfSeconds`` 30."""
-FIRST_S = 45.0
+FIRST_SILENT_S = 45.0
 """A pod that fell silent so long before the others was the first: more than one reading."""
 HALF = 0.5
 GPU_BUSY, GPU_IDLE = 0.9, 0.05
@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 class RailCell(NamedTuple):
-    """What the VFs of one pod on one rail carry. ``word`` is ``moves``, ``silent``, ``below``, ``unmeasured``,
+    """The traffic of the VFs of one pod on one rail. ``word`` is ``moves``, ``silent``, ``below``, ``unmeasured``,
     ``unused``, or empty if it is not known. ``sent`` and ``received`` are Gbit/s, ``packets`` both ways per second."""
 
     vfs: int
@@ -136,7 +136,7 @@ def rank_traffic(
 
 
 def _by_figures(pod: str, node: str, figures: PodFigures) -> RankTraffic:
-    silent = figures.quiet_s is not None and figures.quiet_s >= QUIET_S
+    silent = figures.quiet_s is not None and figures.quiet_s >= SILENT_AFTER_S
     cells: dict[str, RailCell] = {}
     for vf in figures.vfs:
         rates = [vf.sent, vf.received, vf.sent_packets, vf.received_packets]
@@ -146,7 +146,7 @@ def _by_figures(pod: str, node: str, figures: PodFigures) -> RankTraffic:
         elif vf.quiet_s is None:
             word = "" if vf.seconds is None else "unused"
         else:
-            word = "silent" if vf.quiet_s >= QUIET_S else "moves"
+            word = "silent" if vf.quiet_s >= SILENT_AFTER_S else "moves"
         if not vf.measured or None in rates:
             cells[vf.link] = before._replace(vfs=before.vfs + 1, word=before.word or word)
             continue
@@ -196,7 +196,7 @@ class OddRail(NamedTuple):
 
 
 def odd_ones(ranks: Sequence[RankTraffic]) -> Iterator[OddRail]:
-    """What is odd, the gravest first."""
+    """Each thing that is odd, the gravest first."""
     measured = [rank for rank in ranks if rank.word in ("moves", "silent")]
     silent = [rank for rank in measured if rank.word == "silent"]
     if silent and len(silent) == len(measured):
@@ -241,7 +241,7 @@ def _all_silent(silent: Sequence[RankTraffic]) -> Iterator[OddRail]:
     if waiting:
         first = sorted(silent, key=lambda rank: -(rank.quiet_s or 0.0))
         rest = median(rank.quiet_s or 0.0 for rank in first)
-        early = tuple(rank.pod for rank in first if (rank.quiet_s or 0.0) - rest >= FIRST_S)
+        early = tuple(rank.pod for rank in first if (rank.quiet_s or 0.0) - rest >= FIRST_SILENT_S)
         if early and len(early) <= len(first) // 2:
             yield OddRail(f"{head}, GPUs busy; first silent: {', '.join(few(early))}", early)
         else:

@@ -450,8 +450,8 @@ class RailTraffic(msgspec.Struct, frozen=True):
 
 
 class PodTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What the VFs of a pod carry, as a level that changes seldom: ``moving``, ``silent``, ``unused`` (never since the
-    pod began) or ``unmeasured``.
+    """The traffic of the VFs of a pod, as a level that changes seldom: ``moving``, ``silent``, ``unused`` (never since
+    the pod began) or ``unmeasured``.
 
     ``since`` is the Unix time since when a pod is silent or unused. ``longest_pause`` in seconds is that between two
     movements, rounded up. ``gpus`` of a silent pod: ``waiting``, ``working`` or ``idle``, empty if it is not known;

@@ -31,7 +31,7 @@ LINE_BPS = 50e9
 
 
 class Phase(NamedTuple):
-    """What a job does for some time. ``load`` and ``memory`` are those of its GPUs, ``rate`` the bytes a second."""
+    """A part of the life of a job. ``load`` and ``memory`` are those of its GPUs, ``rate`` the bytes a second."""
 
     name: str
     seconds: float
@@ -152,7 +152,7 @@ def run(kind: JobKind, hours: float, seed: int) -> Tally:
         while now < end:
             left = end - now
             begun = left < phase.seconds - NEAR_S
-            long = left > 2 * NEAR_S and begun and phase.rate > 0
+            long = left > 2 * NEAR_S and begun and phase.name == "runs"
             now = now + left - NEAR_S if long else now + min(STEP_S, left)
             if now - last < STEP_S:
                 continue

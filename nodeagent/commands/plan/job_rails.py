@@ -21,7 +21,7 @@ from nodeagent.fabric.job_traffic import (
 )
 from nodeagent.fabric.jobs import JobKey, JobPod
 
-ROWS_MAX = 24
+PODS_SHOWN_MAX = 24
 """Rows of the table: those with something odd first. `--json` has all."""
 _WORDS = {"moves": "ok", "silent": "0", "below": "low", "unmeasured": "?", "unused": "new", "": "-"}
 _LEGEND = {
@@ -36,7 +36,7 @@ NO_LEVELS = (
     "no agent of its nodes reports traffic: set traffic.report, and apply the definition of NodeLinks of this "
     "version"
 )
-NO_FIGURES = "levels of the reports; kubectl nodeagent job NAME --rails asks the agents for Gbit/s"
+NO_FIGURES = "levels of the reports; kubectl nodeagent asks the agents for Gbit/s"
 
 
 def ranks_of(preview: Preview, job: JobKey, pods: Sequence[JobPod], now: float) -> list[RankTraffic]:
@@ -116,7 +116,7 @@ def rails_lines(document: Mapping[str, Any], on: Screen = PLAIN) -> Iterator[str
         yield f"{job}: {NO_LEVELS}"
         return
     named = {pod for one in odd for pod in one["pods"]}
-    shown = sorted(pods, key=lambda pod: pod["name"] not in named)[:ROWS_MAX]
+    shown = sorted(pods, key=lambda pod: pod["name"] not in named)[:PODS_SHOWN_MAX]
     prefix = _prefix(rails)
     figures = document["from"] == "figures"
     title = f"{job}: {'Gbit/s sent' if figures else 'levels'} by rail"
@@ -139,7 +139,7 @@ def rails_lines(document: Mapping[str, Any], on: Screen = PLAIN) -> Iterator[str
 
 
 def _prefix(rails: Sequence[str]) -> str:
-    """What the names of all rails begin with before their numbers: ``rail`` of rail0 to rail7."""
+    """The beginning of the names of all rails before their numbers: ``rail`` of rail0 to rail7."""
     prefixes = {rail.rstrip("0123456789") for rail in rails}
     return prefixes.pop() if len(rails) > 1 and len(prefixes) == 1 and "" not in prefixes else ""
 

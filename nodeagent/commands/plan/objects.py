@@ -67,7 +67,7 @@ class Objects:
     pods: list[ListedPod] | None = None
     """The Pods, for a caller that gives a list."""
     figures: dict[tuple[str, str, str], PodFigures] = field(default_factory=dict)
-    """What the VFs of pods carry, by node, namespace and pod."""
+    """The traffic of pods, by node, namespace and pod."""
     agents: SeenAgents | None = None
     """The pods of the agents, for a caller that gives this; they are not among ``pods`` then."""
     documents: list[dict[str, Any]] | None = None

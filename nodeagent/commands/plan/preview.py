@@ -76,7 +76,7 @@ class Preview:
     pods: tuple[ListedPod, ...] = ()
     """The Pods, if ``Objects.pods`` was a list."""
     figures: Mapping[tuple[str, str, str], PodFigures] = field(default_factory=dict)
-    """What the VFs of pods carry, by node, namespace and pod, where the input has it."""
+    """The traffic of pods, by node, namespace and pod, where the input has it."""
     plans: tuple[ConfigMap, ...] = ()
     """The ConfigMaps with a cabling plan."""
     cluster: str | None = None

@@ -36,15 +36,15 @@ FEWEST_VFS = 3
 """With two VFs, which of them is odd is not known."""
 PAUSE_LEAST_S, PAUSE_STEP = 60.0, 1.5
 """A longest pause is reported as the next of these steps, so that it changes seldom."""
-FIRST_S = 60.0
+THERE_BEFORE_S = 60.0
 """Pods that are there so soon after the judge began were there before it."""
 BURST, EACH_S = 6, 300.0
 """Changes of levels of one node: 6 at once, and 12 an hour."""
-BUSY, IDLE = 0.99, 0.05
+BUSY_LOAD, IDLE_LOAD = 0.99, 0.05
 MEMORY_USED = 0.01
 LOADS = 4
 """Readings of the load of a GPU."""
-MOVING, SILENT, BELOW_PEERS, UNUSED, UNMEASURED = "moving", "silent", "below", "unused", "unmeasured"
+MOVING, SILENT, BELOW_PEERS, NEVER_MOVED, UNMEASURED = "moving", "silent", "below", "unused", "unmeasured"
 WAITING, WORKING, IDLING = "waiting", "working", "idle"
 COUNTS_ALL = frozenset(("mlx5_core", "ixgbe"))
 """The drivers whose IFLA_VF_STATS contain every byte of a VF: mlx5 adds RoCE, ixgbe has no RDMA."""
@@ -84,7 +84,7 @@ class PodNow(NamedTuple):
 
 
 class VfRate(NamedTuple):
-    """What a VF carried between its last two readings, per second, both ways: bytes and packets."""
+    """The traffic of a VF between its last two readings, per second, both ways: bytes and packets."""
 
     seconds: float
     received: float
@@ -185,7 +185,7 @@ class TrafficJudge:
             if not known or known[-1].at < load.at:
                 known.append(load)
         self._pods = {
-            name: self._pods.get(name) or _Pod(at_start=now - self._began <= FIRST_S) for name in pods
+            name: self._pods.get(name) or _Pod(at_start=now - self._began <= THERE_BEFORE_S) for name in pods
         }
         for name, held in pods.items():
             self._read(self._pods[name], held, counters)
@@ -254,7 +254,7 @@ class TrafficJudge:
         if len(unmeasured) == len(held.vfs):
             level, since = UNMEASURED, None
         elif not pod.begun:
-            level, since = UNUSED, min(vf.first_at for vf in read)
+            level, since = NEVER_MOVED, min(vf.first_at for vf in read)
         elif pod.quiet_since is not None and now - pod.quiet_since > max(SAY_S, pod.longest):
             level, since = SILENT, pod.quiet_since
         else:
@@ -269,7 +269,7 @@ class TrafficJudge:
         stamp = None if since is None else round(since + unix)
         if known is not None and known.level == level and known.since is not None and stamp is not None:
             stamp = known.since if abs(known.since - stamp) <= 1 else stamp  # the clocks drift
-        shown = level == SILENT or (level == UNUSED and pod.at_start)
+        shown = level == SILENT or (level == NEVER_MOVED and pod.at_start)
         gpus, idle = self._gpus(held.gpus) if shown else ("", ())
         return PodTraffic(
             namespace=namespace,
@@ -284,7 +284,7 @@ class TrafficJudge:
         )
 
     def _gpus(self, indexes: Iterable[int]) -> tuple[str, tuple[int, ...]]:
-        """What most GPUs of a pod do, and the idle ones if not all are."""
+        """The word for most GPUs of a pod, and the idle ones if not all are."""
         words = {index: load_word(self._loads.get(index, ())) for index in indexes}
         known = [word for word in words.values() if word]
         if not known:
@@ -295,13 +295,13 @@ class TrafficJudge:
 
 
 def load_word(loads: Iterable[GpuLoad]) -> str:
-    """What a GPU does by its last ``LOADS`` readings; empty: it is not known."""
+    """The word for a GPU by its last ``LOADS`` readings; empty: it is not known."""
     loads = tuple(loads)
     if len(loads) < LOADS:
         return ""
-    if all(load.utilization <= IDLE for load in loads):
+    if all(load.utilization <= IDLE_LOAD for load in loads):
         return IDLING
-    waits = all(load.utilization >= BUSY and (load.memory or 0.0) < MEMORY_USED for load in loads)
+    waits = all(load.utilization >= BUSY_LOAD and (load.memory or 0.0) < MEMORY_USED for load in loads)
     return WAITING if waits else WORKING
 
 

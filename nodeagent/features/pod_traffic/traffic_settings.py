@@ -6,7 +6,7 @@ from nodeagent.config.setting import Settings, setting
 
 
 class TrafficSettings(Settings, frozen=True, kw_only=True):
-    """What the VFs of pods carry."""
+    """The judgement of what the VFs of pods carry."""
 
     report: Annotated[
         bool,

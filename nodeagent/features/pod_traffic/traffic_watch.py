@@ -25,7 +25,7 @@ from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.web.server import Page, json_page
 
-JUDGE_S = 15.0
+JUDGED_EVERY_S = 15.0
 POD_TRAFFIC = "traffic"
 _COUNTERS = ("vf_rx_bytes", "vf_tx_bytes", "vf_rx_packets", "vf_tx_packets")
 
@@ -39,7 +39,7 @@ class TrafficWatch:
         await self._core.settled.wait()
         while True:
             self.look()
-            await asyncio.sleep(JUDGE_S)
+            await asyncio.sleep(JUDGED_EVERY_S)
 
     def look(self) -> None:
         """Judge the newest samples, once it is known what pods hold."""
@@ -57,7 +57,7 @@ class TrafficWatch:
         self._core.inventory.publish(POD_TRAFFIC, pod_traffic=levels)
 
     def figures(self) -> TrafficFigures:
-        """What each VF carried between its last two readings, and the load of the GPUs."""
+        """The traffic of each VF between its last two readings, and the load of the GPUs."""
         snapshot, now = self._core.inventory.snapshot, boottime()
         samples, rates = tuple(self._core.samples()), self._judge.rates()
         names, loads = nic_names(self._core.offer.rails), gpu_loads(snapshot, samples)

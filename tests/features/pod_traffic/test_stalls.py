@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nodeagent.fabric.job_traffic import (
-    QUIET_S,
+    SILENT_AFTER_S,
     JobPause,
     RankTraffic,
     job_pause,
@@ -246,4 +246,4 @@ def test_figures_of_drivers_that_do_not_count_are_not_zero() -> None:
         None,
     )
     assert [*odd_ones([rank])] == []
-    assert QUIET_S == 2 * STEP_S
+    assert SILENT_AFTER_S == 2 * STEP_S
