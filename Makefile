@@ -10,7 +10,7 @@ COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-an
 # Without byte code each worker takes three times as long to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all quick check architecture test search test-vm test-cluster demo bench site soak golden features monitoring protos lock release clean
+.PHONY: all quick check architecture test search test-vm test-gpu test-cluster demo bench site soak golden features monitoring protos lock release clean
 all: test
 
 $(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
@@ -32,6 +32,9 @@ search: $(VENV)/.ready  ## new examples for the property tests, for MINUTES=20; 
 
 test-vm: $(VENV)/.ready  ## boot a machine with real VFs and test the installed agent in it (hack/vm/README.md)
 	$(BIN)/python -m pytest -m vm tests/vm $(ARGS)
+
+test-gpu: $(VENV)/.ready  ## on a machine with an idle NVIDIA GPU, as root: the agent, programs on the GPU, MPS
+	$(BIN)/python -m pytest -m gpu tests/real_gpu $(ARGS)
 
 test-cluster: $(VENV)/.ready  ## check an installation on the cluster of KUBECONFIG (ARGS=--help; docs/install.md)
 	$(BIN)/python -m tests.cluster_suite $(if $(KUBECONFIG),--kubeconfig "$(KUBECONFIG)") $(ARGS)

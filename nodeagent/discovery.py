@@ -235,7 +235,7 @@ class Discovery:
             "pci",
             # A product name that cannot be read for a moment would rename every resource.
             product=facts.product or snapshot.product,
-            guest=facts.guest if facts.product else snapshot.guest,
+            guest=facts.guest or snapshot.guest,
             functions=self._health.judge_functions(facts.functions, facts.links, facts.faults, snapshot.gpus),
             links=facts.links,
             gpu_functions=facts.gpus,

@@ -72,6 +72,9 @@ AGENT: dict[str, Note] = {
     "gpu_persistence_mode": Note(
         "0: the first program on an idle GPU waits for seconds, unless the agent or another one keeps the driver open.",
         peers="DCGM_FI_DEV_PERSISTENCE_MODE (not by default)"),
+    "gpu_ecc_mode": Note(
+        "0: errors of the memory are neither corrected nor counted. A mode that was set counts from the next reset.",
+        peers="DCGM_FI_DEV_ECC_CURRENT (not by default)"),
     "gpu_ecc_errors_total": Note(
         "Uncorrectable in SRAM: the GPU is unhealthy until it is reset.",
         peers="DCGM_FI_DEV_ECC_SBE_VOL_TOTAL; DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", rules="sram_uncorrectable"),

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import NamedTuple
 
 from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, NodeValues, by_name, exceptions, is_digest
@@ -75,25 +76,32 @@ def odd_values(
 ) -> Iterator[OddValue]:
     """The differences at this Unix time. ``planned``: whether a node is under planned work. ``expected`` are patterns
     of values (a glob) by name; ``*`` is any value, so it ends the comparison of this name."""
-    models: dict[str, dict[tuple[str, ...], list[str]]] = {}
-    texts = {content: by_name(content) for content in {one.texts for one in values.values()}}
-    for node, one in values.items():
-        models.setdefault(texts[one.texts].get(NODE_MODEL, ""), {}).setdefault(one.texts, []).append(node)
-    for model, same in sorted(models.items()):
+    for model, holders_of in sorted(_by_model(values).items()):
         for name in VALUE_NAMES:
-            pattern = (expected or {}).get(name)
-            found = {value for content in same if (value := texts[content].get(name)) is not None}
+            pattern, found = (expected or {}).get(name), holders_of.get(name, {})
             if not _may_be_odd(found) and pattern is None:
                 continue
-            holders: dict[str, list[str]] = {value: [] for value in found}
-            for content, nodes in same.items():
-                if (value := texts[content].get(name)) is not None:
-                    holders[value].extend(nodes)
+            holders = {value: [*chain.from_iterable(nodes)] for value, nodes in found.items()}
             peers = _Peers(name, holders, values, at, planned)
             if pattern is not None:
                 yield from peers.other_than(pattern)
             elif model:
                 yield from peers.odd()
+
+
+def _by_model(values: Mapping[str, NodeValues]) -> dict[str, dict[str, dict[str, list[list[str]]]]]:
+    """Lists of the nodes with each value, by model, name and value. Nodes that are alike are one list, so a fleet of
+    equal nodes costs what one node costs."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for node, one in values.items():
+        alike.setdefault(one.texts, []).append(node)
+    models: dict[str, dict[str, dict[str, list[list[str]]]]] = {}
+    for content, nodes in alike.items():
+        texts = by_name(content)
+        of_model = models.setdefault(texts.pop(NODE_MODEL, ""), {})
+        for name, value in texts.items():
+            of_model.setdefault(name, {}).setdefault(value, []).append(nodes)
+    return models
 
 
 def odd_counts(found: Iterable[OddValue]) -> dict[str, int]:
@@ -128,8 +136,9 @@ def usual_values(values: Mapping[str, NodeValues], model: str) -> dict[str, Usua
     }
 
 
-def _may_be_odd(found: set[str]) -> bool:
+def _may_be_odd(found: Iterable[str]) -> bool:
     """Whether nodes have several values, or devices of all nodes do: nearly all values are neither."""
+    found = [*found]
     return len(found) > 1 or any(exceptions(value)[1] for value in found)
 
 

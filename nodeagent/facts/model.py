@@ -479,7 +479,7 @@ class StaleSource(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """All facts of this node at one moment.
 
-    ``guest``: the machine is a virtual one, by the names in its firmware.
+    ``guest``: the machine is a virtual one (``facts.virtual_machine``).
     ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
     Functions are sorted by PCI address, GPUs by index, links by netdev, holdings by pod,
     neighbors and remarks by link. ``gpu_functions`` are all GPUs of the PCI bus; ``gpus`` are those with a known

@@ -54,6 +54,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "gpu_clock_reason": (0, 1),
     "gpu_performance_state": (0, 15),
     "gpu_persistence_mode": (0, 1),
+    "gpu_ecc_mode": (0, 1),
     "gpu_row_remap_pending": (0, 1),
     "gpu_row_remap_failed": (0, 1),
     "gpu_remapped_correctable": (0, 2.0**32 - 2),
@@ -236,6 +237,7 @@ class VitalsReader:
             )
         for call, (name, scale) in _CALLS.items():
             yield call, partial(_number_of, lib, call, handle, name, scale)
+        yield "nvmlDeviceGetEccMode", lambda: {"gpu_ecc_mode": float(lib.nvmlDeviceGetEccMode(handle)[0])}
         for clock, name in (("SM", "gpu_sm_hertz"), ("MEM", "gpu_memory_hertz")):
             which = getattr(lib, f"NVML_CLOCK_{clock}")
             yield (

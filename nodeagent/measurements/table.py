@@ -70,6 +70,8 @@ GPU_ROWS: tuple[Family, ...] = (
         ("gpu_performance_state", "P-state, 0 is the fastest")),
     row("gpu_persistence_mode", "gpu", GPU, "1 while the driver keeps the GPU ready without a program that uses it.",
         ("gpu_persistence_mode", "nvmlDeviceGetPersistenceMode, 0 or 1")),
+    row("gpu_ecc_mode", "gpu", GPU, "1 while ECC protects the memory of the GPU.",
+        ("gpu_ecc_mode", "nvmlDeviceGetEccMode, the current mode, 0 or 1")),
     row("gpu_ecc_errors_total", "gpu,type,location", GPU, "ECC errors since the driver was loaded.",
         ("gpu_ecc_correctable_sram", _ECC, "correctable", "sram"),
         ("gpu_ecc_correctable_dram", _ECC, "correctable", "dram"),

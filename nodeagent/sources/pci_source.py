@@ -148,6 +148,7 @@ def _rate(sysfs: SysfsScan, path: str) -> int | None:
 
 PRODUCT_FILE = "/sys/class/dmi/id/product_name"
 _VENDOR_FILE = "/sys/class/dmi/id/sys_vendor"
+_CLOCKS_FILE = "/sys/devices/system/clocksource/clocksource0/available_clocksource"
 _PCI = "/sys/bus/pci/devices"
 _VDPA = "/sys/bus/vdpa/devices"
 
@@ -243,7 +244,8 @@ def _product(sysfs: SysfsScan) -> tuple[str | None, bool]:
     """Return the product name of the machine, and whether it is a virtual one."""
     with sysfs.deciding("", "product"):
         product = (sysfs.read(sysfs.tree.text, PRODUCT_FILE) or "").strip()
-    return product or None, is_virtual(sysfs.read(sysfs.tree.text, _VENDOR_FILE), product)
+    vendor, clocks = (sysfs.read(sysfs.tree.text, path) for path in (_VENDOR_FILE, _CLOCKS_FILE))
+    return product or None, is_virtual(vendor, product, clocks)
 
 
 def _listed_vfs(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cli import main
+from nodeagent_lab.sim.machine import Machine
 from tests.commands import test_cabling
 
 USUAL = ["model=DGX H100", "NIC firmware=28.43.2026", "MTU=9000", "kernel=6.8.0"]
@@ -139,3 +140,91 @@ def test_values_of_a_stranger_are_one_line_and_break_nothing(tmp_path, capsys):
     _, out, _ = run(capsys, "trouble", *options)
     assert "\x1b" not in out
     assert "has MTU 1\\n\\x1b[31mred" in out
+
+
+# --- captures -----------------------------------------------------------------------------------------------
+
+
+def captured(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """A capture of a simulated node whose kernel has answered about its NICs."""
+    machine = folder.parent / f"{folder.name}-machine"
+    Machine.load("two-gpu-two-nic").write(machine)
+    for path, text in {
+        "proc/cmdline": "BOOT_IMAGE=/vmlinuz iommu=pt quiet\n",
+        ".nodeagent/nic_settings.json": '{"0000:18:00.0": {"pfc": [3], "rings": "rx 8192 tx 8192"}}',
+    }.items():
+        (machine / path).parent.mkdir(parents=True, exist_ok=True)
+        (machine / path).write_text(text)
+    assert run(capsys, "capture", "--root", str(machine), str(folder))[0] == 0
+    return str(folder)
+
+
+def test_diff_of_two_captures_needs_no_cluster(tmp_path, capsys, monkeypatch):
+    one, other = captured(tmp_path / "one", capsys), captured(tmp_path / "other", capsys)
+    assert run(capsys, "diff", one, other)[:2] == (0, f"No value of {one} differs from {other}.\n")
+    (Path(other) / ".nodeagent/nic_settings.json").write_text(
+        '{"0000:18:00.0": {"pfc": [3], "rings": "rx 512 tx 512"}}'
+    )
+    (Path(other) / "proc/cmdline").write_text("BOOT_IMAGE=/vmlinuz quiet\n")
+    gpus = Path(other) / ".nodeagent/gpus.json"
+    document = json.loads(gpus.read_text())
+    document["gpus"][1]["values"]["gpu_ecc_mode"] = 0
+    gpus.write_text(json.dumps(document))
+    code, out, error = run(capsys, "diff", one, other)
+    assert (code, error) == (1, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "GPU ECC mode on gpu0: on; gpu1: off" in lines
+    assert "rings rx 8192 tx 8192 rx 512 tx 512" in lines
+    assert "boot parameters iommu=pt none" in lines
+    assert lines[-1] == f"3 values of {one} differ from {other}."
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "diff", "./one", "./other/", "--json")
+    document = json.loads(out)
+    assert (document["cluster"], document["source"]) == (None, "captures")
+    assert [value["value"] for value in document["values"]] == ["GPU ECC mode", "rings", "boot parameters"]
+
+
+def test_diff_compares_a_capture_with_a_node_and_with_most_of_its_model(tmp_path, capsys):
+    place = captured(tmp_path / "one", capsys)
+    _, out, _ = run(capsys, "diff", place, place, "--all", "--json")
+    model = json.loads(out)["values"][0]["here"]
+    options = hall(tmp_path, {key: [f"model={model}", "rings=rx 512 tx 512"] for key in range(16)})
+    for words in ((place,), (place, names(options)[0]), (names(options)[0], place)):
+        code, out, _ = run(capsys, "diff", *words, *options)
+        assert code == 1
+        assert "rx 8192 tx 8192" in out
+        assert "rx 512 tx 512" in out
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        (".nodeagent/gpus.json", None, "it holds no captured machine"),
+        (".nodeagent/gpus.json", "{", "it cannot be read"),
+        (".nodeagent/gpus.json", '{"failure": {"call": "vitals", "error": "lost"}}', "it cannot be read"),
+        (".nodeagent/nic_settings.json", '{"0000:18:00.0": 7}', "has no settings of NICs"),
+        (".nodeagent/samples.json", "[7]", "is not a list of samples"),
+    ],
+)
+def test_a_folder_that_is_no_capture_is_named_with_the_remedy(tmp_path, capsys, file, content, said):
+    place = captured(tmp_path / "one", capsys)
+    (Path(place) / file).unlink()
+    if content is not None:
+        (Path(place) / file).write_text(content)
+    code, _, error = run(capsys, "diff", place, place)
+    assert code == 2
+    assert said in " ".join(error.split())
+    assert "expected a folder that `nodeagent capture` has written" in " ".join(error.split())
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
+    code, _, error = run(capsys, "diff", str(tmp_path / "nowhere"), "./neither")
+    assert code == 2
+    assert "nowhere" in error
+
+
+def test_a_capture_of_an_earlier_version_has_less_and_no_difference(tmp_path, capsys):
+    one, other = captured(tmp_path / "one", capsys), captured(tmp_path / "other", capsys)
+    (Path(other) / ".nodeagent/nic_settings.json").unlink()
+    (Path(other) / "proc/cmdline").unlink()
+    assert run(capsys, "diff", one, other)[0] == 0

@@ -342,6 +342,72 @@ def test_agents_that_begin_to_report_a_value_spread_nothing() -> None:
     assert sentences(hall, START + 2 * DAY + 1) == ["1 node of 16 has FEC BASER, the others RS"]
 
 
+EARLIER = [name for name in VALUE_NAMES if name not in ("GPU ECC mode", "pause", "rings", "channels")]
+"""The values of an earlier version of the agent."""
+
+
+def test_a_fleet_of_which_half_has_an_earlier_agent_is_judged_by_each_value_that_nodes_have() -> None:
+    whole = {NODE_MODEL: "0d9f2c11", **{name: f"usual {name}" for name in VALUE_NAMES}}
+    before = {name: whole[name] for name in (NODE_MODEL, *EARLIER)}
+    hall = Hall(2048, before)
+    for number in range(1024):
+        at = START + number
+        hall.report(f"gpu-{number:04}", whole | {"agent": "later", "agent settings": "new default"}, at)
+        if number % 100 == 0:
+            assert hall.odd(at + 1) == []
+    hall.change("gpu-0007", START + 2 * DAY, rings="rx 512 tx 512")
+    hall.change("gpu-2000", START + 2 * DAY, MTU="1500")
+    names = {(one.name, one.nodes, one.peers) for one in hall.odd(START + 3 * DAY + 1)}
+    assert names == {("rings", ("gpu-0007",), 1024), ("MTU", ("gpu-2000",), 2048)}
+
+
+def test_a_controller_leaves_out_the_values_of_a_later_agent() -> None:
+    """With those that it knows it judges as before."""
+    stamp = "2026-11-29T00:00:00Z"
+    report = ComparedValues(
+        values=(f"{NODE_MODEL}=X", "clocks of the future=3", "MTU=9000", "rings=rx 512 tx 512"),
+        changes=(
+            ValueChange(name="clocks of the future", was="2", since=stamp),
+            ValueChange(name="MTU", was="1500", since=stamp),
+        ),
+        since=stamp,
+    )
+    read = node_values(report, InternPool())
+    assert by_name(read.texts) == {NODE_MODEL: "X", "MTU": "9000", "rings": "rx 512 tx 512"}
+    assert [change[0] for change in read.changes] == ["MTU"]
+
+
+@pytest.mark.parametrize("own", ["agent settings", "NIC firmware"])
+def test_ten_thousand_nodes_with_a_value_of_their_own_name_nobody_and_hide_nobody(own: str) -> None:
+    hall = Hall(0)
+    for number in range(10_000):
+        values = USUAL | {own: f"{number:08x}"} | ({"MTU": "1500"} if number == 77 else {})
+        hall.report(f"gpu-{number:04}", values, START - 9 * DAY)
+    assert [(one.name, one.nodes) for one in hall.odd(START)] == [("MTU", ("gpu-0077",))]
+
+
+HOSTILE = (
+    "\0", "\x1b[2J", "\u202e" * 90, "\U0001f600" * 30, "=;: ; nic0: x", "; ; ; ", "nic0: ; : ", ": ", "#00000000",
+    "*", "[", "nic0,nic1: 1", "x" * 10_000, " ", "=", "nic0: a; nic0: b",
+)  # fmt: skip
+"""Texts that a broken or hostile agent may write."""
+
+
+@pytest.mark.parametrize("model", ["X", *HOSTILE])
+def test_hostile_texts_are_shown_as_one_plain_line_and_break_no_judgement(model: str) -> None:
+    rng = random.Random(model)
+    hall = Hall(16)
+    hall.change("gpu-0011", START - 9 * DAY, MTU="1500")
+    for number in range(200):
+        texts = tuple(f"{name}={rng.choice(HOSTILE)}" for name in VALUE_NAMES)
+        since = rng.choice(("", "9999-12-31T23:59:59Z", "x" * 1000, "-1"))
+        hall.reports[f"evil-{number}"] = ComparedValues(values=(f"{NODE_MODEL}={model}", *texts), since=since)
+    for expected in (None, {"MTU": "[", "FEC": "*", "kernel": ""}):
+        found = hall.odd(START, expected)
+        assert all(one.sentence.isprintable() and one.sentence.isascii() for one in found)
+    assert ("gpu-0011",) in [one.nodes for one in hall.odd(START) if one.name == "MTU"]
+
+
 def test_an_equal_report_is_the_one_before_and_old_changes_leave_with_the_next_one() -> None:
     report = reported_values({"MTU": "1500"}, reported_values({"MTU": "9000"}, None, START), START + DAY)
     assert [change.was for change in report.changes] == ["9000"]

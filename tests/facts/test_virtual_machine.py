@@ -1,4 +1,4 @@
-"""A virtual machine is known by the names in its firmware, and its scan says so."""
+"""A virtual machine is known by its clocks and the names in its firmware, and its scan says so."""
 
 from __future__ import annotations
 
@@ -59,3 +59,15 @@ def test_a_scan_reads_it(tmp_path: Path, vendor: str | None, guest: bool) -> Non
     if vendor is not None:
         (names / "sys_vendor").write_text(f"{vendor}\n", encoding="utf-8")
     assert scan(Tree(tmp_path)).guest is guest
+
+
+def test_a_guest_without_names_is_known_by_the_clock_of_its_host(tmp_path: Path) -> None:
+    """Firecracker has no DMI (seen with an H200 passed through, 2026-11-29)."""
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    clock = tmp_path / "sys/devices/system/clocksource/clocksource0"
+    clock.mkdir(parents=True)
+    file = clock / "available_clocksource"
+    file.write_text("tsc hpet acpi_pm \n", encoding="utf-8")
+    assert not scan(Tree(tmp_path)).guest
+    file.write_text("tsc kvm-clock \n", encoding="utf-8")
+    assert scan(Tree(tmp_path)).guest

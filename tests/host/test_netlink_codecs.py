@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host.netlink import ethtool_messages
+from nodeagent.host.netlink import ethtool_messages, nic_settings
 from nodeagent.host.netlink.devlink import HealthReporter, reporter_of
 from nodeagent.host.netlink.message import (
     DONE,
@@ -250,6 +250,19 @@ def test_pause_counters_of_both_directions_are_decoded():
     assert ethtool_messages.pause_of(GENERIC + header()) == ethtool_messages.PauseCounters(7, None, None)
 
 
+def test_rings_channels_and_pause_are_texts_of_what_is_in_use() -> None:
+    rings = attribute(2, u32(8192)), attribute(5, u32(8192)), attribute(6, u32(1024)), attribute(9, u32(512))
+    assert nic_settings.rings_of(GENERIC + header() + b"".join(rings)).text == "rx 1024 tx 512"
+    channels = attribute(5, u32(63)), attribute(8, u32(1)), attribute(9, u32(8)), attribute(6, u32(0))
+    assert nic_settings.channels_of(GENERIC + header() + b"".join(channels)).text == "combined 8"
+    pause = attribute(2, u8(0)), attribute(3, u8(1)), attribute(4, u8(0))
+    assert (
+        nic_settings.pause_setting_of(GENERIC + header() + b"".join(pause)).text == "rx on tx off autoneg off"
+    )
+    for read in (nic_settings.rings_of, nic_settings.channels_of, nic_settings.pause_setting_of):
+        assert read(GENERIC + header()).text is None, "the driver does not say it"
+
+
 def standard(*groups: tuple[int, dict[int, int]]) -> bytes:
     """An answer as net/ethtool/stats.c makes it: the header has another type than elsewhere, each statistic is alone in
     a nest, and RMON has a histogram before its statistics."""
@@ -329,6 +342,9 @@ def test_any_bytes_decode_or_raise_netlink_error(data):
             ethtool_messages.fec_of,
             ethtool_messages.pause_of,
             ethtool_messages.standard_of,
+            nic_settings.rings_of,
+            nic_settings.channels_of,
+            nic_settings.pause_setting_of,
             reporter_of,
             rdma_counters_of,
         ),

@@ -800,3 +800,18 @@ def test_a_change_of_mig_devices_is_an_event(young, machine, start):
     nvml.gpus()
     machine.set(gpu(0, mig=1, events=ALL | changed), f"event 1 0 {changed} 0")
     assert nvml.wait(5) == (GpuEvent("GPU-0", None),)
+
+
+def test_a_capture_records_what_the_driver_answers(machine, young, tmp_path):
+    """On a machine with a driver, not one that is recorded already."""
+    root, place = tmp_path / "root", tmp_path / "capture"
+    (root / "sys/bus/pci/devices").mkdir(parents=True)
+    command = [sys.executable, "-m", "nodeagent", "capture", "--root", root, place]
+    done = subprocess.run(
+        command, env=environment(machine, young), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    recording = json.loads((place / ".nodeagent/gpus.json").read_text())
+    assert [gpu["uuid"] for gpu in recording["gpus"]] == ["GPU-0", "GPU-1"]
+    assert recording["driver_version"] == "580.95.05"
+    assert "gpu_serial" not in json.dumps(recording)

@@ -50,7 +50,12 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         *vital(pstate=0, utilization=37, celsius=41, sram_threshold=1, sram_l2=7),
         *vital(memory_reserved=600 << 20, ecc_0_1_7=30, ecc_0_1_2=40, ecc_1_1_7=10, ecc_1_1_2=20),
         *vital(
-            power_mw=692_500, power_limit_mw=700_000, energy_mj=5_250_000_000_001, clock_1=1755, clock_2=2619
+            power_mw=692_500,
+            power_limit_mw=700_000,
+            energy_mj=5_250_000_000_001,
+            ecc=1,
+            clock_1=1755,
+            clock_2=2619,
         ),
         *vital(threshold_1=90, threshold_2=105, margin=-3),
         field(MEMORY_LIMIT, -5, kind=5),
@@ -104,6 +109,7 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         "gpu_ecc_uncorrectable_dram_lifetime": 20,
         "gpu_power_watts": 692.5,
         "gpu_power_limit_watts": 700,
+        "gpu_ecc_mode": 1,
         "gpu_energy_joules": 5_250_000_000.001,
         "gpu_limit_celsius": 90,
         "gpu_memory_limit_celsius": 105,

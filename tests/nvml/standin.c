@@ -465,6 +465,13 @@ SMALL(nvmlDeviceGetPerformanceState, "pstate")
 SMALL(nvmlDeviceGetPowerUsage, "power_mw")
 SMALL(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw")
 
+int nvmlDeviceGetEccMode(Device *device, unsigned *current, unsigned *pending) {
+    ENTER("nvmlDeviceGetEccMode", device->index);
+    result = small_vital(device, "ecc", current);
+    if (result == OK) *pending = !*current;
+    return result;
+}
+
 int nvmlDeviceGetTotalEnergyConsumption(Device *device, unsigned long long *mj) {
     ENTER("nvmlDeviceGetTotalEnergyConsumption", device->index);
     return vital(device, "energy_mj", mj);

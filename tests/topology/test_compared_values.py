@@ -44,7 +44,7 @@ async def test_the_metric_counts_odd_nodes_by_value() -> None:
         await until(lambda: len(controller.fabric.parts.planner.inputs.values) == 4)
         page = controller.pages.metrics("").body.decode()
         assert 'nodeagent_odd_nodes{value="MTU"} 1.0' in page
-        assert page.count('nodeagent_odd_nodes{value="') == 22
+        assert page.count('nodeagent_odd_nodes{value="') == 26
 
 
 @pytest.mark.parametrize(

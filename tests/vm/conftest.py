@@ -24,8 +24,8 @@ BOOT_S = 3600
 """The first test builds the machine if it must, and boots it, without KVM too."""
 
 STEPS = (
-    "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "attached", "held", "cable", "administered",
-    "removed", "unplugged", "unbound",
+    "facts", "bare", "apply", "compared", "late", "agree", "pod", "vfio", "namespace", "attached", "held", "cable",
+    "administered", "removed", "unplugged", "unbound",
     "lldp", "metrics", "doctor", "restart", "bereft", "stop",
     "rail_netem", "rail_rxe", "rail_vrf", "rail_bond",
 )  # fmt: skip

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from nodeagent.fabric.node_values import exceptions
 from tests.vm.conftest import Run
 
 UNSET = "00:00:00:00:00:00"
@@ -97,6 +99,60 @@ def test_vfs_without_a_mac_set_by_the_pf_are_offered(run: Run) -> None:
     assert {vf["address"] for pf in run.pfs for vf in links[pf]["vfinfo_list"]} == {UNSET}
     devices = run.step("late")["after"]
     assert all(healths(devices, run.resource(rail)) == {"Healthy"} for rail in range(len(run.pfs)))
+
+
+# --- compared values ----------------------------------------------------------------------------------------
+
+
+def compared_texts(before: dict) -> dict[str, str]:
+    """The values of a PF in the form of ``nodeagent diff``, from the output of ethtool and from sysfs."""
+    rings, channels, pause, driver = (before[part] for part in ("rings", "channels", "pause", "driver"))
+    return {
+        "rings": f"rx {rings['RX']} tx {rings['TX']}",
+        "channels": f"combined {channels['Combined']}",
+        "pause": f"rx {pause['RX']} tx {pause['TX']} autoneg {pause['Autonegotiate']}",
+        "NIC driver": driver["driver"],
+        "NIC firmware": driver["firmware-version"],
+        "IOMMU": before["type"],
+        "NIC PCIe": f"{before['current_link_speed'].removesuffix(' PCIe')}".replace(".0 ", " ")
+        + f" x{before['current_link_width']}",
+        "MTU": before["mtu"],
+        "VFs": before["sriov_numvfs"],
+    }
+
+
+def values_of(shown: dict, side: str) -> dict[str, str]:
+    return {one["value"]: one[side] for one in shown["answer"]["values"]}
+
+
+def test_the_compared_values_of_a_capture_are_those_of_ethtool_and_sysfs(run: Run) -> None:
+    data = run.step("compared")
+    assert [capture["code"] for capture in data["captures"]] == [0, 0]
+    seen = values_of(data["same"], "here")
+    assert seen == values_of(data["same"], "other")
+    assert seen["kernel"] == run.step("facts")["kernel"]
+    assert seen["boot parameters"] == "intel_iommu=on"
+    assert "intel_iommu=on" in data["command_line"]
+    wanted = [compared_texts(one) for one in data["before"]]
+    for name in wanted[0]:
+        usual, others = exceptions(seen[name])
+        found = Counter(
+            [*others.values(), *[usual] * (len(wanted) - sum(len(of.split(",")) for of in others))]
+        )
+        assert set(found) == {one[name] for one in wanted}, name
+
+
+def test_a_changed_ring_pause_and_mtu_of_one_pf_are_the_only_differences(run: Run) -> None:
+    data = run.step("compared")
+    before, after = (compared_texts(data[moment][1]) for moment in ("before", "after"))
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"rings", "pause", "MTU"}
+    here, other = (values_of(data["differ"], side) for side in ("here", "other"))
+    assert here.keys() == changed
+    for name in changed:
+        usual, others = exceptions(other[name])
+        assert after[name] in others.values()
+        assert usual == before[name] or name == "MTU", name
 
 
 # --- discovery --------------------------------------------------------------------------------------------

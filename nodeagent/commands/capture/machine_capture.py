@@ -7,7 +7,8 @@
 * ``/.nodeagent/unreadable`` names each file that could not be read, with its errno. ``Tree`` fails there in the same
   way.
 * A capture always has ``gpus.json``. Without it, a replay would query the GPU driver of the machine that replays.
-* ``samples.json`` has the values at the time of the capture.
+* ``samples.json`` has the values at the time of the capture, ``nic_settings.json`` what the kernel says about NICs over
+  netlink (``nodeagent diff``).
 * The capture is written beside its target and renamed, so a failed capture leaves nothing.
 """
 
@@ -24,7 +25,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -36,6 +36,7 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import Unanswered
 from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.facts.model import Function
+from nodeagent.features.peer_values.host_values import NIC_SETTINGS_PATH, read_host
 from nodeagent.host import recorded_gpus
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.sysfs import NET, UNREADABLE_PATHS, SysfsError, SysfsScan, Tree
@@ -123,7 +124,9 @@ def _capture_gpus(tree: RecordingTree) -> tuple[tuple[GpuReading, ...], str | No
         why = None if errors[0].absent else str(errors[0])
     if tree.data(recorded_gpus.PATH) is None:
         vitals = tuple(
-            replace(gpu, texts={name: text for name, text in gpu.texts.items() if name not in _SERIALS})
+            msgspec.structs.replace(
+                gpu, texts={name: text for name, text in gpu.texts.items() if name not in _SERIALS}
+            )
             for gpu in (measured[0] if measured else ())
         )
         recording = json.loads(recorded_gpus.record(readings, version, vitals=vitals))
@@ -143,7 +146,7 @@ def _bounded(tree: RecordingTree, work: Callable[..., T], *arguments: Any) -> T:
 
 def _read_more(tree: RecordingTree, facts: PciFacts, readings: tuple[GpuReading, ...]) -> None:
     """Read what other parts read besides the scan: GPU positions, files of ``nodeagent vfs``, device nodes, InfiniBand
-    ports."""
+    ports, and what `nodeagent diff` compares."""
     functions = facts.functions
     read_ib_ports(tree, functions, facts.links)
     for reading in readings:
@@ -164,6 +167,9 @@ def _read_more(tree: RecordingTree, facts: PciFacts, readings: tuple[GpuReading,
                 tree.exists(path)
     for path in _ORIGIN:
         sysfs.read(tree.text, path)
+    host = read_host(tree, tuple(one for one in functions if one.parent is None))
+    if not tree.recorded:
+        tree.files[NIC_SETTINGS_PATH] = msgspec.json.encode(host.nics, order="sorted") + b"\n"
 
 
 def _samples(tree: Tree, functions: tuple[Function, ...]) -> bytes:

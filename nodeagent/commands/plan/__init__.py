@@ -98,15 +98,16 @@ def add_diff(add: Add) -> None:
     parser = add(
         "diff",
         _diff,
-        "the values in which a node differs from most nodes of its model, or from another node: firmware, drivers, …",
+        "the values in which a node differs from most nodes of its model, or from another node or capture",
         "Where agents compare values (peers.compare): drivers, firmware, settings of GPUs and links, kernel and boot\n"
         "parameters. A value of several devices names those that differ: 28.43.2026; nic3: 28.39.1002. One that is\n"
-        "too long is a digest, #5f3a90c1. The result is 0 if none differs, 1 if one does, and 2 if nothing could be\n"
+        "too long is a digest, #5f3a90c1. A name with a slash is the folder of a capture (`nodeagent capture`), and\n"
+        "two of them need no cluster. The result is 0 if none differs, 1 if one does, and 2 if nothing could be\n"
         "compared.",
     )
-    parser.add_argument("node", metavar="NODE", help="the node")
+    parser.add_argument("node", metavar="NODE|CAPTURE", help="the node, or the folder of its capture")
     parser.add_argument(
-        "other", nargs="?", metavar="NODE", help="another one (default: most nodes of its model)"
+        "other", nargs="?", metavar="NODE|CAPTURE", help="another one (default: most nodes of its model)"
     )
     parser.add_argument("--all", action="store_true", help="show the values that are equal too")
     source_options(parser)

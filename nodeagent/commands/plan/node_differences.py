@@ -1,4 +1,4 @@
-"""The values in which two nodes differ, or one node from most nodes of its model: the verb ``diff``."""
+"""The values in which two nodes or captures differ, or one from most nodes of its model: the verb ``diff``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from nodeagent.base.rfc3339 import rfc3339
+from nodeagent.commands.plan.captured_values import captured_values, is_capture
 from nodeagent.commands.plan.preview import Preview, read_preview
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.similar_names import similar_names
@@ -30,13 +32,22 @@ class Difference(NamedTuple):
 
 
 def show_differences(options: argparse.Namespace) -> int:
-    preview = read_preview(options)
-    known = preview.plan.levels.values
     nodes: list[str] = [options.node, *([] if options.other is None else [options.other])]
-    for node in nodes:
-        if node not in known:
-            note(_why_unknown(preview, known, node))
-            return USAGE
+    known: Mapping[str, NodeValues] = {node: captured_values(node) for node in nodes if is_capture(node)}
+    origin: dict[str, Any] = {
+        "cluster": None,
+        "fabric": None,
+        "time": rfc3339(time.time()),
+        "source": "captures",
+    }
+    if len(nodes) < 2 or not known.keys() >= set(nodes):
+        preview = read_preview(options)
+        origin = preview.origin(options.source, time.time())
+        known = {**preview.plan.levels.values, **known}
+        for node in nodes:
+            if node not in known:
+                note(_why_unknown(preview, known, node))
+                return USAGE
     mine = by_name(known[nodes[0]].texts)
     if len(nodes) > 1:
         theirs = by_name(known[nodes[1]].texts)
@@ -54,7 +65,6 @@ def show_differences(options: argparse.Namespace) -> int:
     found = [*_differences(mine, usual, every=options.all, models=len(nodes) > 1)]
     differ = [one for one in found if None not in (one.here, one.other) and one.here != one.other]
     if options.json:
-        origin = preview.origin(options.source, time.time())
         document = {"node": nodes[0], "against": nodes[1] if len(nodes) > 1 else None}
         print(json.dumps(origin | document | {"values": [one._asdict() for one in found]}, indent=2))
     else:

@@ -14,6 +14,7 @@ def start_compare(
     """``agent``: its version, and a digest of the settings in force."""
     if not settings.compare:
         return AgentPart()
+    from nodeagent.features.peer_values.value_table import RunningAgent  # noqa: PLC0415
     from nodeagent.features.peer_values.value_watch import ValueWatch  # noqa: PLC0415
 
-    return AgentPart(tasks={"peers": ValueWatch(core, agent).run})
+    return AgentPart(tasks={"peers": ValueWatch(core, lambda: RunningAgent(*agent())).run})

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
-from nodeagent.features.peer_values.compared_groups import (
-    HostValues,
+from nodeagent.features.peer_values.host_values import HostValues, read_host
+from nodeagent.features.peer_values.value_table import (
     NodeReading,
+    RunningAgent,
     Values,
     devices_here,
     model_of,
@@ -24,9 +25,8 @@ from nodeagent.features.peer_values.compared_groups import (
     texts_of,
 )
 from nodeagent.features.seam import AgentCore
-from nodeagent.host.netlink.dcb import DcbSocket
-from nodeagent.host.netlink.message import NetlinkError
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError
+from nodeagent.kinds.rail_numbers import nic_names
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ PEER_VALUES = "peers"
 
 
 class ValueWatch:
-    """``agent`` are the version and a digest of the settings of the running agent."""
+    """``agent`` returns what runs now."""
 
-    def __init__(self, core: AgentCore, agent: Callable[[], tuple[str, str]]) -> None:
+    def __init__(self, core: AgentCore, agent: Callable[[], RunningAgent]) -> None:
         self._core, self._agent = core, agent
         self._calls = BoundedCalls("values of the host", _READ_S)
         self._last: Values = {}
@@ -58,14 +58,13 @@ class ValueWatch:
         """Read once. Values that changed are published when they are read the same a second time."""
         core = self._core
         rails, snapshot = core.offer.rails, core.inventory.snapshot
-        netdevs = {link.pci_address: link.netdev for link in snapshot.links if link.pci_address in rails}
-        version, settings = self._agent()
+        pfs = tuple(one for one in snapshot.functions if one.pci_address in rails and not one.missing)
         try:
-            host = await self._calls.run(read_host, core.tree, tuple(rails), netdevs, version, settings)
+            host = await self._calls.run(read_host, core.tree, pfs)
         except (Unanswered, SysfsError) as error:
             log.debug("The values of the host are not read now. reason=%r", str(error))
-            host = HostValues(agent=version, agent_settings=settings)
-        reading = node_reading(snapshot, core.samples(), rails, host)
+            host = HostValues()
+        reading = node_reading(snapshot, core.samples(), nic_names(rails), host, self._agent())
         if texts := self._settled(self._with_last(reading), model_of(reading)):
             core.inventory.publish(PEER_VALUES, compared=tuple(texts.items()))
 
@@ -93,35 +92,3 @@ class ValueWatch:
 
 def _order(device: str) -> tuple[int, str]:
     return len(device), device
-
-
-def read_host(
-    tree: Tree, nics: tuple[str, ...], netdevs: Mapping[str, str], version: str, settings: str
-) -> HostValues:
-    """Blocks. Raises ``SysfsError`` for a file that is there and cannot be read."""
-
-    def text(path: str) -> str | None:
-        return (tree.text(path) or "").strip() or None
-
-    groups = {nic: text(f"/sys/bus/pci/devices/{nic}/iommu_group/type") for nic in nics}
-    return HostValues(
-        text("/proc/sys/kernel/osrelease"),
-        text("/proc/cmdline"),
-        {nic: kind for nic, kind in groups.items() if kind is not None},
-        {} if tree.recorded else _pfc(netdevs),
-        version,
-        settings,
-    )
-
-
-def _pfc(netdevs: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """The priorities with PFC by PCI address, of drivers that report them."""
-    found = {}
-    try:
-        with DcbSocket() as dcb:
-            for address, netdev in netdevs.items():
-                if (pfc := dcb.read(netdev).pfc) is not None:
-                    found[address] = pfc
-    except NetlinkError as error:
-        log.debug("PFC is not read now. reason=%r", str(error))
-    return found

@@ -220,7 +220,9 @@ def _count(name: str, unit: str, least: Callable[[GpuLimits], float], sentence: 
 
 
 def _number(count: float, unit: str) -> str:
-    return f"{count:g} {unit}" if count == 1 else f"{count:g} {unit}s"
+    if count == 1:
+        return f"{count:g} {unit}"
+    return f"{count:g} {unit}{'es' if unit.endswith('s') else 's'}"
 
 
 def _too_many_rows(limits: GpuLimits) -> int:

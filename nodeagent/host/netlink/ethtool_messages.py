@@ -166,7 +166,7 @@ def modes_of(payload: bytes) -> LinkModes:
     attrs = attributes(payload, HEADER_BYTES)
     speed = number(attrs.get(5))
     return LinkModes(
-        ifindex=_ifindex(attrs),
+        ifindex=ifindex_of(attrs),
         speed_mbps=speed if speed and speed != _SPEED_UNKNOWN else None,
         lanes=number(attrs.get(9)) or None,
         supported_mbps=_fastest(attrs.get(3, b"")),
@@ -177,7 +177,7 @@ def state_of(payload: bytes) -> LinkState:
     attrs = attributes(payload, HEADER_BYTES)
     state, substate = number(attrs.get(5)), number(attrs.get(6))
     return LinkState(
-        ifindex=_ifindex(attrs),
+        ifindex=ifindex_of(attrs),
         state=None if state is None else _STATES[state] if state < len(_STATES) else f"state-{state}",
         substate=None
         if state is None or substate is None
@@ -191,7 +191,7 @@ def fec_of(payload: bytes) -> FecCounters:
     mode = number(attrs.get(4))
     statistics = attributes(attrs.get(5, b""))
     return FecCounters(
-        ifindex=_ifindex(attrs),
+        ifindex=ifindex_of(attrs),
         mode=None if mode is None else _FEC_MODES.get(mode, f"mode-{mode}"),
         corrected_blocks=_total(statistics.get(2)),
         uncorrectable_blocks=_total(statistics.get(3)),
@@ -203,7 +203,7 @@ def pause_of(payload: bytes) -> PauseCounters:
     attrs = attributes(payload, HEADER_BYTES)
     statistics = attributes(attrs.get(5, b""))
     return PauseCounters(
-        _ifindex(attrs), rx_frames=number(statistics.get(3)), tx_frames=number(statistics.get(2))
+        ifindex_of(attrs), rx_frames=number(statistics.get(3)), tx_frames=number(statistics.get(2))
     )
 
 
@@ -238,7 +238,7 @@ def standard_of(payload: bytes) -> StandardCounters:
                     count = number(raw)
                     if which < len(names) and count is not None and count != _NOT_COUNTED:
                         counts[names[which]] = count
-    return StandardCounters(_ifindex(attributes(payload, HEADER_BYTES), _STATISTICS_HEADER), counts)
+    return StandardCounters(ifindex_of(attributes(payload, HEADER_BYTES), _STATISTICS_HEADER), counts)
 
 
 def _bitset(bits: int) -> bytes:
@@ -305,7 +305,7 @@ def _header(ifindex: int | None, flags: int, kind: int = _HEADER) -> bytes:
     return nest(kind, whose, attribute(_FLAGS, u32(flags)))
 
 
-def _ifindex(attrs: dict[int, bytes], header: int = _HEADER) -> int:
+def ifindex_of(attrs: dict[int, bytes], header: int = _HEADER) -> int:
     ifindex = number(attributes(attrs.get(header, b"")).get(_DEV_INDEX))
     if ifindex is None:
         raise NetlinkError("an ethtool answer does not name its netdev")

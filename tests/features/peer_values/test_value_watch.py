@@ -6,27 +6,31 @@ import json
 from pathlib import Path
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import NodeReporter, body, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
 from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, by_name, reported_values
 from nodeagent.fabric.nodelinks import convert_nodelinks
-from nodeagent.facts.model import Function, Gpu, Link, Snapshot
-from nodeagent.features.peer_values import compared_groups, value_watch
+from nodeagent.facts.model import Function, Gpu, Link, Rdma, Snapshot
+from nodeagent.features.peer_values import value_table, value_watch
 from nodeagent.features.peer_values.compare_task import start_compare
-from nodeagent.features.peer_values.compared_groups import (
-    HostValues,
+from nodeagent.features.peer_values.host_values import NIC_SETTINGS_PATH, HostValues, read_host
+from nodeagent.features.peer_values.peers_settings import PeersSettings
+from nodeagent.features.peer_values.value_table import (
+    RunningAgent,
+    boot_parameters,
     devices_here,
     model_of,
     node_reading,
     read_values,
     texts_of,
 )
-from nodeagent.features.peer_values.peers_settings import PeersSettings
-from nodeagent.features.peer_values.value_watch import ValueWatch, read_host
+from nodeagent.features.peer_values.value_watch import ValueWatch
 from nodeagent.features.seam import AgentCore
-from nodeagent.host.sysfs import Tree
+from nodeagent.host.netlink.nic_settings import NicSettings
+from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kube.client import ApiError
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.agent_and_server import kubeconfig, server
@@ -35,6 +39,7 @@ from tests.support.running_agent import node, shorten
 
 __all__ = ["kubeconfig", "server"]
 NICS = [f"0000:{bus:02x}:00.0" for bus in (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)]
+NAMES = {address: f"nic{rail}" for rail, address in enumerate(NICS)}
 RAILS = {address: rail for rail, address in enumerate(NICS)}
 COMMAND_LINE = (
     "BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro iommu=pt quiet hugepages=1024 nvidia.NVreg_Foo=1 pci=realloc=off"
@@ -43,10 +48,11 @@ HOST = HostValues(
     kernel="6.8.0-79-generic",
     command_line=COMMAND_LINE,
     iommu=dict.fromkeys(NICS, "identity"),
-    pfc=dict.fromkeys(NICS, (3,)),
-    agent="2026.11.1",
-    agent_settings="0badcafe",
+    nics=dict.fromkeys(
+        NICS, NicSettings((3,), "rx off tx off autoneg off", "rx 8192 tx 8192", "combined 63")
+    ),
 )
+AGENT = RunningAgent("2026.11.1", "0badcafe")
 
 
 def nic(address: str, **other: object) -> Function:
@@ -73,7 +79,7 @@ def gpu(index: int, **other: object) -> Gpu:
 
 def samples() -> list[Sample]:
     of_gpu = {
-        "gpu_power_limit_watts": 699.99, "gpu_persistence_mode": 1.0, "gpu_pcie_generation": 1.0,
+        "gpu_power_limit_watts": 699.99, "gpu_persistence_mode": 1.0, "gpu_ecc_mode": 1.0, "gpu_pcie_generation": 1.0,
         "gpu_pcie_generation_max": 5.0, "gpu_pcie_width": 16.0, **{f"gpu_nvlink_up/{n}": 1.0 for n in range(18)},
     }  # fmt: skip
     found = [Sample(1, f"GPU-{n}", Source.GPU, of_gpu, {"gpu_vbios": "96.00.CF.00.01"}) for n in range(8)]
@@ -100,6 +106,7 @@ READ = {
     "GPU VBIOS": "96.00.CF.00.01",
     "GPU power limit": "700 W",
     "GPU persistence": "on",
+    "GPU ECC mode": "on",
     "GPU MIG mode": "off",
     "GPU PCIe": "gen5 x16",
     "NVLinks": "18",
@@ -112,29 +119,54 @@ READ = {
     "FEC": "RS",
     "MTU": "9000",
     "PFC": "3",
+    "pause": "rx off tx off autoneg off",
+    "rings": "rx 8192 tx 8192",
+    "channels": "combined 63",
     "VFs": "16",
     "IOMMU": "identity",
     "kernel": "6.8.0-79-generic",
-    "boot parameters": "iommu=pt hugepages=1024 nvidia.NVreg_Foo=1 pci=realloc=off",
+    "boot parameters": "hugepages=1024 iommu=pt nvidia.NVreg_Foo=1 pci=realloc=off",
     "agent": "2026.11.1",
     "agent settings": "0badcafe",
 }
 
 
 def test_each_value_of_the_table_reads_from_a_whole_node() -> None:
-    reading = node_reading(SNAPSHOT, samples(), RAILS, HOST)
+    reading = node_reading(SNAPSHOT, samples(), NAMES, HOST, AGENT)
     assert texts_of(read_values(reading), model_of(reading)) == READ
     assert [*READ] == [NODE_MODEL, *VALUE_NAMES]
 
 
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("iommu=pt pci=noacs", "iommu=pt pci=noacs"),
+        ("pci=noacs quiet iommu=pt", "iommu=pt pci=noacs"),
+        ("intel-iommu=on", "intel_iommu=on"),
+        (
+            "hugepagesz=1G hugepages=16 hugepagesz=2M hugepages=8",
+            "hugepages=16 hugepages=8 hugepagesz=1G hugepagesz=2M",
+        ),
+        ('nvidia.NVreg_RegistryDwords="A=1; B=2" quiet', "nvidia.NVreg_RegistryDwords=A=1; B=2"),
+        ('"nvidia.NVreg_Foo=a b" x', "nvidia.NVreg_Foo=a b"),
+        ("iommu=pt -- iommu=off pci=noacs", "iommu=pt"),
+        ('pci="', "pci="),
+        ("quiet", "none"),
+        ("", "none"),
+    ],
+)
+def test_boot_parameters_read_as_the_kernel_reads_them(line: str, read: str) -> None:
+    assert boot_parameters(line) == read
+
+
 def test_a_value_that_is_not_known_is_absent() -> None:
-    reading = node_reading(Snapshot(), (), {}, HostValues())
+    reading = node_reading(Snapshot(), (), {}, HostValues(), None)
     assert texts_of(read_values(reading), model_of(reading)) == {NODE_MODEL: "unknown product"}
 
 
 def test_a_link_that_is_down_has_neither_speed_nor_lanes_nor_fec() -> None:
     down = (link(NICS[3], up=False), *(link(address) for address in NICS if address != NICS[3]))
-    found = read_values(node_reading(_with(links=down), samples(), RAILS, HOST))
+    found = read_values(node_reading(_with(links=down), samples(), NAMES, HOST, AGENT))
     assert {len(found[name]) for name in ("link speed", "link lanes", "FEC")} == {7}
     assert len(found["MTU"]) == 8
 
@@ -144,7 +176,7 @@ def test_a_lost_gpu_and_a_missing_nic_belong_to_the_model() -> None:
         gpus=(gpu(0, lost=True), *SNAPSHOT.gpus[1:]),
         functions=(nic(NICS[0], missing=True), *SNAPSHOT.functions[1:]),
     )
-    reading = node_reading(lost, samples(), RAILS, HOST)
+    reading = node_reading(lost, samples(), NAMES, HOST, AGENT)
     assert model_of(reading) == READ[NODE_MODEL]
     assert {"gpu0", "nic0"} <= devices_here(reading)
     assert "gpu0" not in read_values(reading)["GPU VBIOS"]
@@ -152,7 +184,9 @@ def test_a_lost_gpu_and_a_missing_nic_belong_to_the_model() -> None:
 
 def test_a_long_model_keeps_its_beginning_and_differs_from_others() -> None:
     models = {
-        model_of(node_reading(_with(product=f"A server of a {'very ' * 20}long name {n}"), (), RAILS, HOST))
+        model_of(
+            node_reading(_with(product=f"A server of a {'very ' * 20}long name {n}"), (), NAMES, HOST, AGENT)
+        )
         for n in range(2)
     }
     assert len(models) == 2
@@ -161,7 +195,7 @@ def test_a_long_model_keeps_its_beginning_and_differs_from_others() -> None:
 
 def test_the_size_of_a_whole_report_is_bounded() -> None:
     whole = reported_values(READ, None, 1_790_000_000.0)
-    assert len(msgspec.json.encode(whole)) < 700
+    assert len(msgspec.json.encode(whole)) < 850
 
 
 def _with(**other: object) -> Snapshot:
@@ -192,7 +226,7 @@ def published(core: AgentCore) -> dict[str, str]:
 async def test_a_changed_value_counts_when_it_is_read_twice(tmp_path: Path) -> None:
     found = samples()
     core = core_of(found, tmp_path)
-    watch = ValueWatch(core, lambda: ("1", "a"))
+    watch = ValueWatch(core, lambda: RunningAgent("1", "a"))
     await watch.read()
     assert published(core)["NIC firmware"] == READ["NIC firmware"]
     found[:] = [
@@ -211,7 +245,7 @@ async def test_a_value_that_comes_and_goes_writes_nothing(tmp_path: Path) -> Non
     """A link that flaps, a driver that is loaded again: the last value stands."""
     found = samples()
     core = core_of(found, tmp_path)
-    watch = ValueWatch(core, lambda: ("1", "a"))
+    watch = ValueWatch(core, lambda: RunningAgent("1", "a"))
     await watch.read()
     revision = core.inventory.snapshot.revision
     found.clear()
@@ -222,7 +256,7 @@ async def test_a_value_that_comes_and_goes_writes_nothing(tmp_path: Path) -> Non
 
 async def test_a_device_that_left_the_node_leaves_its_values(tmp_path: Path) -> None:
     core = core_of(samples(), tmp_path)
-    watch = ValueWatch(core, lambda: ("1", "a"))
+    watch = ValueWatch(core, lambda: RunningAgent("1", "a"))
     await watch.read()
     core.inventory.publish("pci", functions=SNAPSHOT.functions[1:], gpus=SNAPSHOT.gpus[1:])
     await watch.read()
@@ -234,19 +268,44 @@ def test_the_host_is_read_from_its_files(tmp_path: Path) -> None:
         "proc/sys/kernel/osrelease": "6.8.0\n",
         "proc/cmdline": COMMAND_LINE + "\n",
         f"sys/bus/pci/devices/{NICS[0]}/iommu_group/type": "DMA-FQ\n",
+        f"sys/bus/pci/devices/{NICS[1]}/infiniband/mlx5_1/fw_ver": "28.43.2026\n",
+        f"sys/bus/pci/devices/{NICS[1]}/infiniband/mlx5_1/board_id": "MT_0000000838\n",
         ".nodeagent/gpus.json": "{}",
+        NIC_SETTINGS_PATH[1:]: json.dumps({NICS[0]: {"pfc": [3], "rings": "rx 512 tx 512"}}),
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    assert read_host(Tree(tmp_path), tuple(NICS), {NICS[0]: "n18"}, "1", "a") == HostValues(
-        "6.8.0", COMMAND_LINE, {NICS[0]: "DMA-FQ"}, {}, "1", "a"
+    pfs = (nic(NICS[0]), nic(NICS[1], netdev=None, rdma=Rdma("mlx5_1")), nic(NICS[2], netdev=None))
+    assert read_host(Tree(tmp_path), pfs) == HostValues(
+        "6.8.0",
+        COMMAND_LINE,
+        {NICS[0]: "DMA-FQ"},
+        {NICS[1]: "28.43.2026 (MT_0000000838)"},
+        {NICS[0]: NicSettings(pfc=(3,), rings="rx 512 tx 512")},
     )
 
 
-def test_pfc_of_this_machine_is_read_or_not_known() -> None:
-    found = read_host(Tree("/"), (), {"0000:00:00.0": "lo"}, "1", "a")
+def test_the_firmware_of_infiniband_without_a_netdev_reads_like_that_of_a_netdev() -> None:
+    found = [one for one in samples() if (one.device, one.source) != (NICS[3], Source.DRIVER)]
+    host = replace(HOST, firmware={NICS[3]: "28.43.2026 (MT_0000000838)"})
+    reading = node_reading(SNAPSHOT, found, NAMES, host, AGENT)
+    assert texts_of(read_values(reading), model_of(reading)) == READ
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"a": 1}', '{"a": {"pfc": "3"}}', "\x00", "[" * 5000])
+def test_a_broken_file_of_a_capture_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".nodeagent").mkdir()
+    (tmp_path / ".nodeagent/gpus.json").write_text("{}")
+    (tmp_path / NIC_SETTINGS_PATH[1:]).write_text(content)
+    with pytest.raises(SysfsError, match="has no settings of NICs"):
+        read_host(Tree(tmp_path), ())
+
+
+def test_settings_of_this_machine_are_read_or_not_known() -> None:
+    found = read_host(Tree("/"), (nic(NICS[0], netdev="lo"), nic(NICS[1], netdev="no-such-netdev")))
     assert found.kernel is not None
-    assert found.pfc.keys() <= {"0000:00:00.0"}
+    assert found.nics.keys() == {NICS[0], NICS[1]}
+    assert found.nics[NICS[1]] == NicSettings()
 
 
 def test_off_is_an_empty_part() -> None:
@@ -295,6 +354,6 @@ def test_after_a_start_the_last_values_stand_until_they_are_read_and_keep_their_
 
 
 def test_the_names_of_the_table_are_those_of_the_report() -> None:
-    tables = (compared_groups._OF_NODE, compared_groups._OF_GPU, compared_groups._OF_NIC)
+    tables = (value_table._OF_NODE, value_table._OF_GPU, value_table._OF_NIC)
     assert sorted(name for table in tables for name in table) == sorted(VALUE_NAMES)
     assert json.loads(json.dumps(VALUE_NAMES))

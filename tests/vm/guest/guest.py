@@ -111,6 +111,25 @@ async def measured(pf: str) -> Json:
     }
 
 
+async def settings(pf: str) -> Json:
+    """The settings of a PF that nodes are compared by, as ethtool and sysfs show them."""
+    netdev = netdev_of(pf)
+    parts = {}
+    for name, option in (("rings", "-g"), ("channels", "-l"), ("pause", "-a"), ("driver", "-i")):
+        shown = (await sh("ethtool", option, netdev))["out"].rpartition("Current hardware settings:")[2]
+        lines = (line.partition(":") for line in shown.splitlines())
+        parts[name] = {key.strip(): value.strip() for key, _, value in lines if value.strip()}
+    folder = DEVICES / pf
+    files = (
+        "iommu_group/type",
+        "current_link_speed",
+        "current_link_width",
+        f"net/{netdev}/mtu",
+        "sriov_numvfs",
+    )
+    return {**parts, **{Path(file).name: read(folder / file) for file in files}}
+
+
 AER = ("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal")
 
 
@@ -159,6 +178,30 @@ class Guest:
             "after": {pf: virtual_functions(pf) for pf in PFS},
             "ip": await links(),
             "offset": {pf: (integer(pf, "sriov_offset"), integer(pf, "sriov_stride")) for pf in PFS},
+        }
+
+    async def compared(self) -> Json:
+        """Capture the machine before and after rings, pause frames and MTU of one PF change, and compare both."""
+        before = [await settings(pf) for pf in PFS]
+        captures = [await agent("capture", "/tmp/before")]
+        changed = netdev_of(PFS[1])
+        await sh("ethtool", "-G", changed, "rx", "512")
+        await sh("ethtool", "-A", changed, "autoneg", "off", "rx", "off", "tx", "off")
+        await sh("ip", "link", "set", changed, "mtu", "1450")
+        after = [await settings(pf) for pf in PFS]
+        captures.append(await agent("capture", "/tmp/after"))
+        same = await agent_json("diff", "/tmp/before", "/tmp/before", "--all", "--json")
+        differ = await agent_json("diff", "/tmp/before", "/tmp/after", "--json")
+        await sh("ethtool", "-G", changed, "rx", str(before[1]["rings"]["RX"]))
+        await sh("ethtool", "-A", changed, "autoneg", "on", "rx", "on", "tx", "on")
+        await sh("ip", "link", "set", changed, "mtu", "1500")
+        return {
+            "captures": captures,
+            "before": before,
+            "after": after,
+            "same": same,
+            "differ": differ,
+            "command_line": read("/proc/cmdline"),
         }
 
     async def late(self) -> Json:

@@ -235,6 +235,7 @@ def healthy_gpu_values(part: GpuPart) -> dict[str, float]:
         "gpu_decoder_utilization": 0,
         "gpu_power_watts": 72,
         "gpu_power_limit_watts": 700,
+        "gpu_ecc_mode": 1,
         "gpu_energy_joules": 0,
         "gpu_sm_hertz": 345e6,
         "gpu_memory_hertz": 2619e6,

@@ -7,16 +7,17 @@ CAP_SYS_ADMIN are not read.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from typing import NamedTuple
-
-import msgspec
 
 from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, ValueName, plain_value, summary
 from nodeagent.fabric.switch_keys import digest
 from nodeagent.facts.model import ETHERNET, Function, Gpu, Link, Snapshot
-from nodeagent.kinds.rail_numbers import nic_names
+from nodeagent.features.peer_values.host_values import HostValues
+from nodeagent.host.netlink.nic_settings import NicSettings
 from nodeagent.measurements.sample import Sample, Source
 
 _MODEL_MAX = 64
@@ -30,26 +31,27 @@ BOOT_PARAMETERS = (
 )  # fmt: skip
 """The parameters that matter for GPUs and NICs. Others, such as the root of the file system, differ by nature."""
 
+_UNKNOWN = NicSettings()
+_WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
+
 Values = dict[ValueName, dict[str, str]]
 """Each value by the name of its device."""
 
 
-class HostValues(msgspec.Struct, frozen=True):
-    """Values of the host that no fact has. ``iommu`` and ``pfc`` are by PCI address; PFC is a list of priorities."""
+class RunningAgent(NamedTuple):
+    """Its version, and a digest of its settings."""
 
-    kernel: str | None = None
-    command_line: str | None = None
-    iommu: Mapping[str, str] = {}
-    pfc: Mapping[str, tuple[int, ...]] = {}
-    agent: str | None = None
-    agent_settings: str | None = None
+    version: str
+    settings: str
 
 
 class NodeReading(NamedTuple):
-    """One moment of a node. ``nics`` are the PFs with a rail, by name, and ``gpus`` those that answer."""
+    """One moment of a node. ``nics`` are the PFs with a rail, by name, and ``gpus`` those that answer. ``agent`` is
+    ``None`` for a captured machine."""
 
     snapshot: Snapshot
     host: HostValues
+    agent: RunningAgent | None
     nics: Mapping[str, Function]
     gpus: Mapping[str, Gpu]
     links: Mapping[str, Link]
@@ -63,20 +65,37 @@ class NodeReading(NamedTuple):
         sample = self.samples.get((device, source))
         return None if sample is None else sample.texts.get(name)
 
+    def set_of(self, nic: Function) -> NicSettings:
+        return self.host.nics.get(nic.pci_address, _UNKNOWN)
+
 
 def node_reading(
-    snapshot: Snapshot, samples: Iterable[Sample], rails: Mapping[str, int], host: HostValues
+    snapshot: Snapshot,
+    samples: Iterable[Sample],
+    names: Mapping[str, str],
+    host: HostValues,
+    agent: RunningAgent | None,
 ) -> NodeReading:
+    """``names`` are those of the NICs by PCI address; others are not compared."""
     functions = {one.pci_address: one for one in snapshot.functions if one.parent is None}
-    names = sorted(nic_names(rails).items(), key=lambda entry: (rails[entry[0]], entry[1]))
     return NodeReading(
         snapshot,
         host,
-        {name: functions[address] for address, name in names if address in functions},
+        agent,
+        {
+            name: functions[address]
+            for address, name in sorted(names.items(), key=_place)
+            if address in functions
+        },
         {f"gpu{gpu.index}": gpu for gpu in snapshot.gpus if not gpu.lost},
         {link.pci_address: link for link in snapshot.links},
         {(sample.device, sample.source): sample for sample in samples},
     )
+
+
+def _place(entry: tuple[str, str]) -> tuple[int, str]:
+    """nic2 is before nic10."""
+    return len(entry[1]), entry[1]
 
 
 def read_values(reading: NodeReading) -> Values:
@@ -117,15 +136,23 @@ def model_of(reading: NodeReading) -> str:
 # --- how each is read ---------------------------------------------------------------------------------------
 
 
-def _boot_parameters(reading: NodeReading) -> str | None:
-    if reading.host.command_line is None:
-        return None
-    words = (word for word in reading.host.command_line.split())
-    return " ".join(word for word in words if _matters(word.partition("=")[0])) or "none"
+def boot_parameters(command_line: str) -> str:
+    """The parameters that matter, as the kernel reads them: a value may be in quotes, ``-`` in a name is ``_``, and
+    what follows ``--`` is for the first process. They are in the order of their names, since the kernel minds only the
+    order of those that are given twice.
 
-
-def _matters(parameter: str) -> bool:
-    return parameter in BOOT_PARAMETERS or parameter.partition(".")[0] in BOOT_PARAMETERS
+    >>> boot_parameters("root=/dev/sda pci=realloc=off intel-iommu=on -- iommu=off")
+    'intel_iommu=on pci=realloc=off'
+    """
+    found = []
+    for word in _WORD.findall(command_line):
+        if word == "--":
+            break
+        name, equal, value = word.replace('"', "").partition("=")
+        name = name.replace("-", "_")
+        if name in BOOT_PARAMETERS or name.partition(".")[0] in BOOT_PARAMETERS:
+            found.append((name, f"{name}{equal}{value}"))
+    return " ".join(text for _, text in sorted(found, key=itemgetter(0))) or "none"
 
 
 def _switched(value: float | None) -> str | None:
@@ -175,29 +202,35 @@ def _mtu(reading: NodeReading, nic: Function) -> str | None:
     return None if link is None or link.mtu is None else str(link.mtu)
 
 
+def _firmware(reading: NodeReading, nic: Function) -> str | None:
+    firmware = reading.text(nic.pci_address, Source.DRIVER, "firmware")
+    return firmware or reading.host.firmware.get(nic.pci_address)
+
+
 def _pfc(reading: NodeReading, nic: Function) -> str | None:
-    priorities = reading.host.pfc.get(nic.pci_address)
+    priorities = reading.set_of(nic).pfc
     return None if priorities is None else "".join(map(str, priorities)) or "none"
 
 
 _OF_NODE: dict[ValueName, Callable[[NodeReading], str | None]] = {
     "GPU driver": lambda now: now.snapshot.gpu_driver,
     "kernel": lambda now: now.host.kernel,
-    "boot parameters": _boot_parameters,
-    "agent": lambda now: now.host.agent,
-    "agent settings": lambda now: now.host.agent_settings,
+    "boot parameters": lambda now: now.host.command_line and boot_parameters(now.host.command_line),
+    "agent": lambda now: now.agent and now.agent.version,
+    "agent settings": lambda now: now.agent and now.agent.settings,
 }
 _OF_GPU: dict[ValueName, Callable[[NodeReading, Gpu], str | None]] = {
     "GPU VBIOS": lambda now, gpu: now.text(gpu.uuid, Source.GPU, "gpu_vbios"),
     "GPU power limit": _power_limit,
     "GPU persistence": lambda now, gpu: _switched(now.number(gpu.uuid, Source.GPU, "gpu_persistence_mode")),
+    "GPU ECC mode": lambda now, gpu: _switched(now.number(gpu.uuid, Source.GPU, "gpu_ecc_mode")),
     "GPU MIG mode": lambda _, gpu: _switched(float(gpu.mig)),
     "GPU PCIe": _gpu_pcie,
     "NVLinks": _nvlinks,
 }
 _OF_NIC: dict[ValueName, Callable[[NodeReading, Function], str | None]] = {
     "NIC driver": lambda _, nic: nic.driver,
-    "NIC firmware": lambda now, nic: now.text(nic.pci_address, Source.DRIVER, "firmware"),
+    "NIC firmware": _firmware,
     "NIC PCIe": _nic_pcie,
     "link type": lambda _, nic: nic.link_type or ETHERNET,
     "link speed": _speed,
@@ -205,6 +238,9 @@ _OF_NIC: dict[ValueName, Callable[[NodeReading, Function], str | None]] = {
     "FEC": _fec,
     "MTU": _mtu,
     "PFC": _pfc,
+    "pause": lambda now, nic: now.set_of(nic).pause,
+    "rings": lambda now, nic: now.set_of(nic).rings,
+    "channels": lambda now, nic: now.set_of(nic).channels,
     "VFs": lambda _, nic: None if nic.num_vfs is None else str(nic.num_vfs),
     "IOMMU": lambda now, nic: now.host.iommu.get(nic.pci_address),
 }
