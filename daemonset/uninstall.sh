@@ -2,7 +2,7 @@
 # Remove what nodeagent has written to the API server: its labels, taints, conditions and annotations of Nodes, its
 # HyperNodes, its NodeFeatureGroups, its ConfigMap for Slurm, its Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
 #   daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]
-# Run it after `kubectl delete -k` of what was applied or `helm uninstall`, with the rights of a cluster administrator. With overlays/attach
+# Run it after `kubectl delete -k` of what was applied or `helm uninstall`, with the rights of a cluster administrator. With components/attach
 # run it before that too: it names the pods that have netdevs of VFs, which end first. Labels that
 # people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. Labels with further keys of the fabric
 # configuration go too, where the API server knows that the controller wrote them. A LABEL-PREFIX, such as
@@ -78,7 +78,7 @@ fi
 running=$(kubectl get daemonsets,deployments --all-namespaces --selector app.kubernetes.io/part-of=nodeagent \
     --output go-template='{{range .items}}{{.metadata.namespace}}/{{.metadata.name}} {{end}}')
 if [ -n "$running" ]; then
-    echo "nodeagent still runs; remove it first: kubectl delete -k daemonset/ or the overlay that was applied, or helm" \
+    echo "nodeagent still runs; remove it first: kubectl delete -k daemonset/ or the kustomization that was applied, or helm" \
         "uninstall. Found: $running" >&2
     exit 1
 fi

@@ -31,6 +31,7 @@ from nodeagent.fabric.fabric_settings import OWN_LABELS, TIER_LABEL, LabelPreset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hack.docs.chart_readme import readme
+from hack.features import render
 
 DAEMONSET = Path(__file__).resolve().parents[1] / "daemonset"
 CHART = DAEMONSET / "chart"
@@ -43,15 +44,15 @@ _LINKS = re.compile(
 """The annotations of alerts that name a page."""
 
 PARTS = {
-    "gpuProcesses": "gpu-processes",
-    "gpuMemoryLimits": "gpu-memory-limits",
-    "mig": "mig",
-    "migClaims": "mig-claims",
-    "optics": "optics",
-    "nvSentinel": "nvsentinel",
-    "observe": "observe",
+    "gpuProcesses": ("gpu-processes",),
+    "gpuMemoryLimits": ("gpu-memory-limits",),
+    "mig": ("mig",),
+    "migClaims": ("mig-claims",),
+    "optics": ("optics",),
+    "nvSentinel": ("nvsentinel",),
+    "observe": (),
 }
-"""Values of the chart, and the overlays whose changes of the agents' pods they enable."""
+"""Values of the chart, and the components whose changes of the agents' pods they enable; ``observe`` is an overlay."""
 
 LIVE = tuple(field.encode_name for field in msgspec.structs.fields(Config) if not needs_restart(field))
 """The settings that running agents apply, apart from those of ``AT_START``."""
@@ -322,7 +323,16 @@ def build(folder: str, kubectl: str) -> list[Object]:
     built = subprocess.run(
         [kubectl, "kustomize", DAEMONSET / folder], capture_output=True, text=True, check=True
     )
-    return [manifest for manifest in yaml.safe_load_all(built.stdout) if manifest]
+    return parsed(built.stdout)
+
+
+def objects(component: str, kubectl: str) -> list[Object]:
+    """The objects that a component adds, without its settings."""
+    return build(f"components/{component}/objects", kubectl)
+
+
+def parsed(text: str) -> list[Object]:
+    return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
@@ -332,7 +342,10 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 def templates(kubectl: str = "kubectl") -> dict[str, str]:
     """The generated files: file name in the chart → text."""
     cluster, node = build("base/cluster", kubectl), build("base/node", kubectl)
-    pods = {part: pod_of(build(f"overlays/{folder}", kubectl)) for part, folder in PARTS.items()}
+    pods = {
+        part: pod_of(parsed(render(names, kubectl, "base" if names else "overlays/observe")))
+        for part, names in PARTS.items()
+    }
     for pod in pods.values():
         set_kubelet_folders(pod)
     (token,) = (one for one in pods["nvSentinel"]["volumes"] if one["name"] == "nvsentinel-token")
@@ -366,36 +379,39 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             + write([controller(manifest) for manifest in build("controller", kubectl)]),
         ),
         "templates/mps.yaml": when(
-            "mps.enabled", used("mps") + write([beside(one, "mps") for one in build("mps", kubectl)])
+            "mps.enabled", used("mps") + write([beside(one, "mps") for one in objects("gpu-mps", kubectl)])
         ),
         "templates/attach.yaml": when(
             "attach.enabled",
-            used("attach") + write([beside(one, "attach") for one in build("attach", kubectl)]),
+            used("attach") + write([beside(one, "attach") for one in objects("attach", kubectl)]),
         ),
         "templates/node-conditions.yaml": when(
-            "nodeConditions.enabled", used("nodeConditions") + write(build("node-conditions", kubectl))
+            "nodeConditions.enabled", used("nodeConditions") + write(objects("node-conditions", kubectl))
         ),
         "templates/evictions.yaml": when(
-            "evictions.enabled", used("evictions") + write(build("evictions", kubectl))
+            "evictions.enabled", used("evictions") + write(objects("evictions", kubectl))
         ),
         "templates/volcano-deviceshare.yaml": when(
             "volcanoDeviceshare.enabled",
-            NEEDS_NODE_CONDITIONS + used("volcanoDeviceshare") + write(build("volcano-deviceshare", kubectl)),
+            NEEDS_NODE_CONDITIONS
+            + used("volcanoDeviceshare")
+            + write(objects("volcano-deviceshare", kubectl)),
         ),
         "templates/dra.yaml": when(
             "dra.enabled",
             used("dra")
-            + write(build("dra", kubectl)).replace(
+            + write(objects("dra", kubectl)).replace(
                 "extendedResourceName: nvidia-dgx-h100/",
                 "extendedResourceName: {{ $.Values.dra.resourcePrefix }}/",
             ),
         ),
         "templates/mig-claims.yaml": when("migClaims.enabled", used("migClaims")),
         "templates/marks.yaml": when(
-            "marks.enabled", needs_controller("marks") + write(build("marks", kubectl))
+            "marks.enabled", needs_controller("marks") + write(objects("marks", kubectl))
         ),
         "templates/startup-taint.yaml": when(
-            "startupTaint.enabled", needs_controller("startupTaint") + write(build("startup-taint", kubectl))
+            "startupTaint.enabled",
+            needs_controller("startupTaint") + write(objects("startup-taint", kubectl)),
         ),
         "templates/slurm.yaml": when(
             "slurm.enabled", needs_controller("slurm") + write(elsewhere("slurm", "slurm", kubectl))
@@ -406,13 +422,13 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             + write(elsewhere("node-feature-groups", "nodeFeatureGroups", kubectl)),
         ),
         "templates/rails.yaml": when(
-            "rails.enabled", needs_controller("rails") + used("rails") + write(build("rails", kubectl))
+            "rails.enabled", needs_controller("rails") + used("rails") + write(objects("rails", kubectl))
         ),
         "templates/jobs.yaml": when(
-            "jobs.enabled", needs_controller("jobs") + used("jobs") + write(build("jobs", kubectl))
+            "jobs.enabled", needs_controller("jobs") + used("jobs") + write(objects("jobs", kubectl))
         ),
         "templates/kueue.yaml": when(
-            "kueue.enabled", needs_controller("kueue") + write(build("kueue", kubectl))
+            "kueue.enabled", needs_controller("kueue") + write(objects("kueue", kubectl))
         ),
     }
     if (DAEMONSET / "monitoring" / "kustomization.yaml").exists():
@@ -428,9 +444,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
     return files
 
 
-def elsewhere(folder: str, value: str, kubectl: str) -> list[Object]:
+def elsewhere(component: str, value: str, kubectl: str) -> list[Object]:
     """A part whose Role and RoleBinding are in the namespace of another program."""
-    manifests = build(folder, kubectl)
+    manifests = objects(component, kubectl)
     for manifest in of_kind(manifests, "Role", "RoleBinding"):
         manifest["metadata"]["namespace"] = f"@value@$.Values.{value}.namespace | quote@"
     return manifests
@@ -591,7 +607,7 @@ def add_parts(pod: Object, pods: dict[str, Object]) -> None:
                     same[0].append(part)
                 else:
                     further.append((item, [part]))
-        for number, item in enumerate(items):  # an overlay may replace an item of the base
+        for number, item in enumerate(items):  # a component may replace an item of the base
             if lacking := [part for part, other in pods.items() if item not in lists(other)[name]]:
                 items[number] = conditional(item, lacking, "not ")
         items += [conditional(item, parts, "") for item, parts in further]

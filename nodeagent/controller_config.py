@@ -89,7 +89,7 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
         setting(
             "Read the pods of the cluster, for metrics of the jobs that hold VFs and for the filter of the fabric map "
             "by job. The VFs are known where agents have cluster.reportHolders. Off by default: it needs the right to "
-            "list and watch all pods (overlays/jobs)."
+            "list and watch all pods (components/jobs)."
         ),
     ] = False
     history: Annotated[

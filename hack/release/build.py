@@ -25,8 +25,8 @@ from hack.release import notices, versions
 from hack.release.versions import ReleaseError, git
 
 CHART = Path("daemonset/chart")
-LEFT_OUT = ("kind", "node-pool")
-"""Overlays that are no release of their own: one has an image of its own, the other is a pattern to copy."""
+OVERLAYS = ("controller", "observe")
+"""The overlays that a release has as files. That of kind has an image of its own."""
 SUMS = "SHA256SUMS"
 PROVENANCE = "provenance.json"
 CHART_PUSHED = "CHART"
@@ -135,10 +135,8 @@ def image_digest(folder: Path) -> str:
 
 
 def manifests(release: Release, tree: Path, digest: str, out: Path) -> None:
-    """One file for each overlay, with the image by its digest: `kubectl apply -f` needs nothing else."""
-    daemonset = tree / "daemonset"
-    overlays = [path.name for path in sorted((daemonset / "overlays").iterdir()) if path.name not in LEFT_OUT]
-    for name in ("base", *overlays):
+    """One file for the base and each overlay, with the image by its digest: `kubectl apply -f` needs nothing else."""
+    for name in ("base", *OVERLAYS):
         folder = tree / f"release-{name}"
         folder.mkdir()
         below = "daemonset" if name == "base" else f"daemonset/overlays/{name}"

@@ -42,7 +42,7 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         _Interface | None,
         setting(
             "Name of a VF's netdev in its pod, such as rail{rail}; {rail} is the number of the rail, {rail+N} a sum. A "
-            "second VF of a rail has a letter more: rail3b. Needs overlays/attach on the node. null: netdevs stay on "
+            "second VF of a rail has a letter more: rail3b. Needs components/attach on the node. null: netdevs stay on "
             "the host, and a CNI plugin such as Multus moves them."
         ),
     ] = None

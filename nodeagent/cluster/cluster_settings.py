@@ -119,7 +119,7 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         setting(
             "Write the devices of each claim into its status (status.devices): the VFs with PCI address, MAC address "
             "and netdev on the host, and the health as a condition. Only with mode dra; it needs the rights of "
-            "overlays/dra."
+            "components/dra."
         ),
     ] = True
     numa_node_list: Annotated[

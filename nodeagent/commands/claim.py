@@ -15,7 +15,7 @@ from typing import NamedTuple
 from nodeagent.console.options import GOOD, USAGE, Add
 
 NICS_MAX = 8
-"""The DeviceClasses of ``daemonset/dra`` have eight rails."""
+"""The DeviceClasses of ``daemonset/components/dra`` have eight rails."""
 _MEMORY = re.compile(r"([1-9][0-9]{0,6})(Gi|Mi|)")
 _PROFILE = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]{0,4}gb([-+][a-z.]{1,12})?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -246,7 +246,7 @@ def _notes(listing: RailListing) -> None:
     from nodeagent.console.terminal import note
 
     if not listing.probes:
-        note("this agent does not probe: set rails.probe, and apply overlays/rails")
+        note("this agent does not probe: set rails.probe, and add components/rails")
     if listing.due_per_s:
         note(
             f"{listing.at_most_per_s:.3g} of {listing.due_per_s:.3g} packets a second are sent, the most of one node: "

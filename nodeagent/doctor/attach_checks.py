@@ -18,7 +18,7 @@ ATTACH_TOPIC = Topic(
         "attach_not_running": Advice(
             "Only `nodeagent attach` moves netdevs. Without it a container with a VF is refused: `unresolvable CDI "
             "devices nodeagent.io/attached=…`.",
-            "apply daemonset/attach or set attach.enabled of the chart, and see why its pod does not run: "
+            "add daemonset/components/attach or set attach.enabled of the chart, and see why its pod does not run: "
             "kubectl -n nodeagent describe pods -l app.kubernetes.io/component=attach",
         ),
         "attach_runtime": Advice(

@@ -52,7 +52,7 @@ CONFIGURATION_TOPIC = Topic(
         "config_undivided": Advice(
             "Claims for MIG devices of this GPU stay Pending: the driver shows its places only to a program that may "
             "configure MIG.",
-            "apply `overlays/mig-claims` (`migClaims.enabled` of the chart), or take the entry of kind mig out",
+            "add `components/mig-claims` (`migClaims.enabled` of the chart), or take the entry of kind mig out",
         ),
     },
 )

@@ -61,7 +61,7 @@ CLAIMS_TOPIC = Topic(
         ),
         "not_published": Advice(
             "The configuration has mode dra, and no ResourceSlice has a device of this node: no claim is allocated.",
-            "look at /readyz and the log of the agent; apply daemonset/overlays/dra",
+            "look at /readyz and the log of the agent; add daemonset/components/dra",
         ),
         "tainted": Advice(
             "A device with such a taint gets no new claim.",

@@ -20,7 +20,7 @@ INFINIBAND_TOPIC = Topic(
         "ib_ready": FACT,
         "ib_not_asked": Advice(
             "There is no LLDP on InfiniBand: without questions these links have no place in the fabric.",
-            "apply daemonset/overlays/infiniband, which sets infiniband.query: auto; read docs/infiniband.md first",
+            "add daemonset/components/infiniband, which sets infiniband.query: auto; read docs/infiniband.md first",
         ),
         "ib_no_module": Advice(
             _WHY, "load the module: modprobe ib_umad, and at each boot /etc/modules-load.d"

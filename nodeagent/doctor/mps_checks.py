@@ -21,7 +21,7 @@ MPS_TOPIC = Topic(
         "mps": FACT,
         "mps_not_running": Advice(
             "Only `nodeagent mps` starts the daemons. Without it all slices of these GPUs are Unhealthy.",
-            "apply daemonset/mps or set mps.enabled of the chart, and see why its pod does not run: "
+            "add daemonset/components/gpu-mps or set mps.enabled of the chart, and see why its pod does not run: "
             "kubectl -n nodeagent describe pods -l app.kubernetes.io/component=mps",
         ),
         "mps_not_asked": Advice(

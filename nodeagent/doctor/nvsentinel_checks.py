@@ -17,7 +17,7 @@ NVSENTINEL_TOPIC = Topic(
         "nvsentinel_absent": Advice(
             "The agent sends the health of the devices to this socket. It tries again until a connector listens, and "
             "then sends the present health.",
-            "mount the folder of the socket below --root (overlays/nvsentinel); check the platform connector on this "
+            "mount the folder of the socket below --root (components/nvsentinel); check the platform connector on this "
             "node; or remove `nvSentinel.socket`",
         ),
     },

@@ -52,7 +52,7 @@ class MigInstances:
         if not (nodes := numbered_nodes(self._tree, minor, device)):
             raise MigRefused(
                 f"its device nodes are not known: mount {MIG_MINORS} and /proc/devices of the host for the agent "
-                "(overlays/mig-claims)"
+                "(components/mig-claims)"
             )
         return MadeMig(device.uuid, nodes)
 

@@ -43,7 +43,7 @@ RECOVERY_ACTIONS = (
 )
 """By ``nvmlDeviceGpuRecoveryAction_t``, 0 first (drivers from r565; the last three are newer)."""
 
-MIG_REMEDY = "; on a GPU in MIG mode the agent needs overlays/mig"
+MIG_REMEDY = "; on a GPU in MIG mode the agent needs components/mig"
 _NOT_AVAILABLE = 2**32 - 1  # NVML_VALUE_NOT_AVAILABLE in an unsigned value
 _EXCLUDED_MAX = 64
 _EVENTS_MAX = 64

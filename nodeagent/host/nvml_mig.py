@@ -241,7 +241,7 @@ def _make_compute_instance(lib: Any, instance: Any) -> Any:
 
 def _refused(lib: Any, error: Any, *, remains: bool) -> MigRefused:
     remedies = {
-        lib.NVML_ERROR_NO_PERMISSION: "; the agent needs overlays/mig-claims",
+        lib.NVML_ERROR_NO_PERMISSION: "; the agent needs components/mig-claims",
         lib.NVML_ERROR_INSUFFICIENT_RESOURCES: "; another GPU instance is in its place",
     }
     text = f"the GPU driver refuses: {error}{remedies.get(error.value, '')}"

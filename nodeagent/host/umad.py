@@ -90,8 +90,8 @@ _REASONS = {
 REMEDIES = {
     UmadReason.NO_MODULE: "load the module: modprobe ib_umad, and at each boot with a file in /etc/modules-load.d",
     UmadReason.NO_DEVICE: "give the container the host's /dev/infiniband",
-    UmadReason.CGROUP: "the container may not use the device: grant it as the overlay infiniband does (privileged), a "
-    "mount alone is not enough; or the RDMA device is in another network namespace (rdma system show)",
+    UmadReason.CGROUP: "the container may not use the device: grant it as the component infiniband does (privileged), "
+    "a mount alone is not enough; or the RDMA device is in another network namespace (rdma system show)",
     UmadReason.MODE: "the file is for root alone, or SELinux refuses it: run as root, and allow manage_subnet",
     UmadReason.NO_SMI: "the port has no subnet management interface: a VF, RoCE, or an adapter with planes, whose "
     "sub-device an administrator has to make (rdma dev add smi0 type SMI parent DEVICE)",

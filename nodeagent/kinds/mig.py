@@ -30,7 +30,7 @@ from nodeagent.kinds import (
 
 NO_NODES = (
     f"the device nodes of the MIG device are not known; mount {gpu_access.NVIDIA_CAPS} of the host for the agent "
-    "(overlays/mig)"
+    "(components/mig)"
 )
 
 

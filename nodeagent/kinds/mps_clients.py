@@ -16,7 +16,7 @@ MPS_FOLDER = "mps"
 SHARED_MEMORY = "/dev/shm/nodeagent-mps"  # noqa: S108 - part of the host's tmpfs, that of the daemons
 """The folder of the host that the daemons and their clients have as /dev/shm."""
 
-NO_DAEMON = "it has no MPS daemon yet: `nodeagent mps` starts it (overlays/gpu-mps)"
+NO_DAEMON = "it has no MPS daemon yet: `nodeagent mps` starts it (components/gpu-mps)"
 
 
 class MpsShares(msgspec.Struct, frozen=True):

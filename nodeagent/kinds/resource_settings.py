@@ -305,7 +305,7 @@ class GpuMemResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind",
         setting(
             "true: Volcano's plugin deviceshare places the pods by GPU. The resources are volcano.sh/vgpu-number, "
             "volcano.sh/vgpu-memory (in slices) and volcano.sh/vgpu-cores, whatever name is set. It needs an API "
-            "server and rights of its own (daemonset/volcano-deviceshare)."
+            "server and rights of its own (daemonset/components/volcano-deviceshare)."
         ),
     ] = False
     enforcement: Annotated[
@@ -314,8 +314,8 @@ class GpuMemResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind",
             "What keeps a program within its share. none: nothing. env: the container gets NVIDIA_GPU_MEMORY_REQUEST "
             "and NVIDIA_GPU_MEMORY_LIMIT, of which NVIDIA's container toolkit 1.20.1 makes a hard limit; needs driver "
             "615 and cgroup v2. nvml-limits: the agent sets the hard limit of each container through the driver; needs "
-            "the same and overlays/gpu-memory-limits. mps: an MPS daemon of each GPU limits its clients, which "
-            "cooperate; needs `nodeagent mps` (overlays/gpu-mps). evict: a pod that exceeds its share for "
+            "the same and components/gpu-memory-limits. mps: an MPS daemon of each GPU limits its clients, which "
+            "cooperate; needs `nodeagent mps` (components/gpu-mps). evict: a pod that exceeds its share for "
             "gpu.accounting.evictSeconds is evicted, and the variables are set where env is possible; needs "
             "gpu.health.processes with hostPID, and the right to evict. auto: nvml-limits once the driver has kept "
             "a limit, else the first of env and none that the node supports. The agent refuses a level that its node "
@@ -371,7 +371,7 @@ class MigResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", ta
             "How pods get MIG devices. devicePlugin: those that are there, as counted devices of the kubelet. dra: by "
             "Dynamic Resource Allocation (Kubernetes 1.36 or newer): a claim names the profile, the scheduler chooses "
             "the place, and the agent makes the device and removes it when the claim ends. It needs "
-            "overlays/mig-claims. All entries of kind mig have one mode, and dra needs deviceListStrategy cdi. The "
+            "components/mig-claims. All entries of kind mig have one mode, and dra needs deviceListStrategy cdi. The "
             "agent never switches MIG mode."
         ),
     ] = "devicePlugin"

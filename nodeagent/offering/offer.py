@@ -607,7 +607,7 @@ def _undivided(entry: MigResource, snapshot: Snapshot) -> Iterator[Trouble]:
         if gpu.mig and not gpu.mig_profiles and not gpu.lost:
             message = (
                 f"{entry.name}: GPU {gpu.index} is in MIG mode, and the driver does not show how it can be divided; "
-                "the agent needs overlays/mig-claims"
+                "the agent needs components/mig-claims"
             )
             yield Trouble(message, fatal=False, source="gpus", key="undivided")
 

@@ -53,7 +53,9 @@ PASS_S = 10.0
 IN_FORCE, NOT_IN_FORCE = "in force", "not in force"
 _IN_WORDS = {"set": IN_FORCE, "failed": NOT_IN_FORCE, "waiting": "waiting"}
 SET_BY_TOOLKIT = "env"
-NOT_SEEN = "the agent does not see the cgroups and logs of containers; overlays/gpu-memory-limits mounts them"
+NOT_SEEN = (
+    "the agent does not see the cgroups and logs of containers; components/gpu-memory-limits mounts them"
+)
 
 
 class LimitState(Struct, frozen=True):

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 LEVEL = "mps"
 NOT_RUNNING = (
-    "`nodeagent mps` does not run on this node: apply daemonset/mps, or set mps.enabled of the chart"
+    "`nodeagent mps` does not run on this node: add components/gpu-mps, or set mps.enabled of the chart"
 )
 MPS_NOT_YET = "its MPS daemon is not started yet"
 _FILES_S = 5.0

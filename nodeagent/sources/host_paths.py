@@ -149,10 +149,10 @@ def cgroup_obstacle(tree: Tree, pod_logs: str) -> str | None:
     except OSError as error:
         return f"{CGROUPS}: {error.strerror}"
     if why is not None:
-        return f"{CGROUPS}: {why}; overlays/gpu-memory-limits mounts the host's cgroups"
+        return f"{CGROUPS}: {why}; components/gpu-memory-limits mounts the host's cgroups"
     if (
         not int((re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.M) or ["", "0"])[1], 16) >> _CAP_SYS_ADMIN
         & 1
     ):
-        return "the agent lacks CAP_SYS_ADMIN; overlays/gpu-memory-limits adds it"
+        return "the agent lacks CAP_SYS_ADMIN; components/gpu-memory-limits adds it"
     return None if tree.exists(pod_logs) else f"{pod_logs} is not there: it has the names of the pods"

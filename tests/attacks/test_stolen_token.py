@@ -107,7 +107,7 @@ def objects(server: ApiServer) -> Any:
 
 
 async def test_a_stolen_token_of_an_agent_changes_nothing_but_its_own_marks() -> None:
-    async with asyncio.timeout(PATIENCE_S), cluster(built("overlays/node-conditions")) as server:
+    async with asyncio.timeout(PATIENCE_S), cluster(built("components/node-conditions")) as server:
         populate(server)
         client = ApiClient(Access(server.url, token=server.token(AGENT)))
         before = objects(server)

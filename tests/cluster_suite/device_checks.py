@@ -169,7 +169,7 @@ def claim(suite: Suite) -> str:
     """A claim of GPU memory and of a VF is allocated, its pod runs, and the claim ends with the pod."""
     using = [agent for agent in suite.candidates() if agent.uses_dra()]
     if not using:
-        raise SkippedError("no resource has mode dra: daemonset/overlays/dra, docs/dra.md")
+        raise SkippedError("no resource has mode dra: daemonset/components/dra, docs/dra.md")
     if suite.api.find("/apis/resource.k8s.io/v1") is None:
         raise SkippedError("the API server does not serve resource.k8s.io/v1")
     agent = using[0]
@@ -182,7 +182,9 @@ def claim(suite: Suite) -> str:
     for one in requests:
         name = one["exactly"]["deviceClassName"]
         if suite.api.find(f"/apis/resource.k8s.io/v1/deviceclasses/{name}") is None:
-            raise SkippedError(f"the DeviceClass {name} is missing: daemonset/dra/classes.yaml")
+            raise SkippedError(
+                f"the DeviceClass {name} is missing: daemonset/components/dra/objects/classes.yaml"
+            )
     claims = suite.workspace.path("resourceclaims", "/apis/resource.k8s.io/v1")
     body = {
         "apiVersion": "resource.k8s.io/v1",

@@ -107,7 +107,7 @@ def eviction(suite: Suite) -> str:
     agent = simulated(suite)
     evict = agent.settings.get("cluster", {}).get("evict", {})
     if not evict.get("enabled"):
-        raise SkippedError("cluster.evict is off: daemonset/overlays/evictions")
+        raise SkippedError("cluster.evict is off: daemonset/components/evictions")
     free = suite.installation.free(agent)
     rails = [one for one in agent.offered(agent.node, "vf") if re.search(r"/nic\d+$", one) and free.get(one)]
     if not rails:

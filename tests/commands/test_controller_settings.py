@@ -22,7 +22,7 @@ from nodeagent.fabric.topology_file import load_topology
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.commands.test_plan_live import kubeconfig
 from tests.controller.test_controller import QUICK, cluster, labels, leaves, nodelinks, running, tree
-from tests.support.manifests import OVERLAYS, Manifest, built, named, of_kind
+from tests.support.manifests import INSTALLATIONS, Manifest, built, named, of_kind
 from tests.support.waiting import until
 
 BISECTION = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\ntiers: {assumeFullBisection: true}\n"
@@ -69,7 +69,7 @@ async def said(
 
 
 @pytest.mark.needs("kubectl")
-@pytest.mark.parametrize("overlay", [one for one in OVERLAYS if one])
+@pytest.mark.parametrize("overlay", [one for one in INSTALLATIONS if one])
 def test_the_manifests_label_the_file_as_it_is_looked_for(overlay: str) -> None:
     every = built(overlay)
     if not [one for one in of_kind(every, "Deployment") if one["metadata"]["name"] == "nodeagent-controller"]:

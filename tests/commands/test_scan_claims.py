@@ -68,7 +68,7 @@ def test_the_reason_of_devices_that_lack_more_than_their_gpu_is_shown() -> None:
     lacking = [line for line in reasons(mps, dgx()) if "mps_daemon" in line]
     assert lacking == [
         "gpu-mem: 16 of 16 devices unhealthy: mps_daemon: it has no MPS daemon yet: `nodeagent mps` starts it "
-        "(overlays/gpu-mps)"
+        "(components/gpu-mps)"
     ]
     first, *rest = dgx().gpus
     works = tuple((gpu.uuid, "") for gpu in rest)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT
+from nodeagent.commands.feature_table import WITH_CONTROLLER
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
 from nodeagent.fabric.rail_partners import of_a_host
@@ -28,7 +29,7 @@ from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST
-from tests.support.manifests import ROOT, Manifest, built, named, of_kind
+from tests.support.manifests import ROOT, Manifest, built, combined, named, of_kind
 from tests.support.nfd import nfd_definition
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
@@ -50,7 +51,7 @@ def write(obj: dict[str, Any], operation: str = "CREATE", old: dict[str, Any] | 
 
 @pytest.fixture(scope="module")
 def everything() -> list[Manifest]:
-    return built("overlays/node-conditions")
+    return combined("node-conditions", base=WITH_CONTROLLER)
 
 
 def test_an_agent_writes_its_own_report(everything: list[Manifest]) -> None:
@@ -331,7 +332,7 @@ WRONG_EVICTIONS: dict[str, Request] = {
 
 def test_a_pod_that_no_agent_may_evict_does_not_stop_the_other_evictions() -> None:
     """A policy refuses one pod, with 422 (Invalid) or with 403 (Forbidden). A missing right concerns all pods."""
-    policy = named(built("overlays/evictions"), "ValidatingAdmissionPolicy", "nodeagent-evictions")
+    policy = named(built("components/evictions"), "ValidatingAdmissionPolicy", "nodeagent-evictions")
     (rule,) = (one for one in policy["spec"]["validations"] if "variables.kept" in one["expression"])
     assert rule["reason"] == "Invalid"
     assert ApiError("create", "/api/v1/pods", 422, "Invalid", "").refused
@@ -342,7 +343,7 @@ def test_a_pod_that_no_agent_may_evict_does_not_stop_the_other_evictions() -> No
 
 
 def test_an_agent_evicts_no_pod_of_the_system_and_kills_none() -> None:
-    manifests = built("overlays/evictions")
+    manifests = built("components/evictions")
     assert refusals(manifests, eviction()) == []
     for request in WRONG_EVICTIONS.values():
         assert refusals(manifests, request)
@@ -350,7 +351,7 @@ def test_an_agent_evicts_no_pod_of_the_system_and_kills_none() -> None:
 
 def test_an_eviction_by_name_is_refused_with_the_remedy_and_not_as_a_missing_right() -> None:
     """Agents before 0.2.0 send one. They tell the message in the Event EvictionRefused, and go on."""
-    manifests = built("overlays/evictions")
+    manifests = built("components/evictions")
     for case, request in BY_NAME.items():
         (message,) = refusals(manifests, request)
         assert "an eviction must have the UID of the pod" in message, case
@@ -367,7 +368,7 @@ def test_an_eviction_by_name_is_refused_with_the_remedy_and_not_as_a_missing_rig
 )
 def test_evictions_while_agent_and_policy_are_of_two_versions(agent: str, policy: str, passes: bool) -> None:
     """Before 0.2.0 an agent named the UID for over-use alone, and the policy demanded none."""
-    manifests = built("overlays/evictions")
+    manifests = built("components/evictions")
     if policy == "old":
         spec = named(manifests, "ValidatingAdmissionPolicy", "nodeagent-evictions")["spec"]
         spec["validations"] = [
@@ -930,7 +931,7 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def every_policy(everything: list[Manifest]) -> list[Manifest]:
     folders = ("evictions", "dra", "slurm", "node-feature-groups", "rails")
-    more = [one for folder in folders for one in built(f"overlays/{folder}")]
+    more = [one for folder in folders for one in built(f"components/{folder}")]
     names = (
         "nodeagent-evictions",
         "nodeagent-slices",

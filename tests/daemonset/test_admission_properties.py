@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.cluster.node_marks import OWN_MARKS
+from nodeagent.commands.feature_table import WITH_CONTROLLER
 from tests.daemonset.test_admission import (
     AGENT,
     CONTROLLER,
@@ -28,7 +29,7 @@ from tests.daemonset.test_admission import (
     node,
 )
 from tests.support.admission import Request, refusals
-from tests.support.manifests import Manifest, built
+from tests.support.manifests import Manifest, combined
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
 
@@ -122,7 +123,7 @@ def _unordered(entries: list[Json]) -> set[str]:
 
 @functools.cache
 def policies() -> list[Manifest]:
-    return built("overlays/node-conditions")
+    return combined("node-conditions", base=WITH_CONTROLLER)
 
 
 def full_node() -> Json:

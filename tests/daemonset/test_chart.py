@@ -17,8 +17,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from nodeagent import __version__
+from nodeagent.agent_config import Config
 from nodeagent.agent_config import load as load_agent
 from nodeagent.commands.config import default_file
 from nodeagent.controller_config import FabricConfig, load_fabric
@@ -26,7 +28,20 @@ from tests.kubelet.test_kubelet_folders import check as check_folders
 from tests.support import manifests as kustomize
 from tests.support.admin_access import administered
 from tests.support.kubernetes_schemas import NEWEST, complaints
-from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, by_key, named, of_kind, parsed, rendered
+from tests.support.manifests import (
+    DAEMONSET,
+    OWN_NODE,
+    ROOT,
+    Manifest,
+    built,
+    by_key,
+    configurations,
+    key,
+    named,
+    of_kind,
+    parsed,
+    rendered,
+)
 from tests.support.needs import need, which
 
 sys.path.insert(0, str(ROOT / "hack"))
@@ -82,99 +97,47 @@ def text(path: str) -> str:
     return (DAEMONSET / path).read_text()
 
 
-OVERLAYS: dict[str, dict[str, Any]] = {
+ON: dict[str, Any] = {"enabled": True}
+VALUES: dict[str, dict[str, Any]] = {
     "": {},
-    "overlays/observe": {"observe": {"enabled": True}, "config": text("overlays/observe/nodeagent.yaml")},
-    "overlays/controller": {"controller": {"enabled": True}},
-    "overlays/kueue": {
-        "controller": {"enabled": True, "fabric": text("overlays/kueue/fabric.yaml")},
-        "kueue": {"enabled": True},
-    },
-    "overlays/evictions": {
-        "evictions": {"enabled": True},
-        "nodeConditions": {"enabled": True},
-        "config": text("overlays/evictions/nodeagent.yaml"),
-    },
-    "overlays/gpu-mps": {
-        "mps": {"enabled": True},
-        "config": text("overlays/gpu-mps/nodeagent.yaml"),
-    },
-    "overlays/attach": {
-        "attach": {"enabled": True},
-        "config": text("overlays/attach/nodeagent.yaml"),
-    },
-    "overlays/volcano-deviceshare": {
-        "nodeConditions": {"enabled": True},
-        "volcanoDeviceshare": {"enabled": True},
-        "config": text("overlays/volcano-deviceshare/nodeagent.yaml"),
-    },
-    "overlays/dra": {"dra": {"enabled": True}, "config": text("overlays/dra/nodeagent.yaml")},
-    "overlays/node-conditions": {
-        "controller": {"enabled": True},
-        "nodeConditions": {"enabled": True},
-        "config": text("overlays/node-conditions/nodeagent.yaml"),
-    },
-    "overlays/marks": {
-        "controller": {"enabled": True, "fabric": text("overlays/marks/fabric.yaml")},
-        "marks": {"enabled": True},
-    },
-    "overlays/labels": {"controller": {"enabled": True, "fabric": text("overlays/labels/fabric.yaml")}},
-    "overlays/startup-taint": {
-        "controller": {"enabled": True, "fabric": text("overlays/startup-taint/fabric.yaml")},
-        "startupTaint": {"enabled": True},
-    },
-    "overlays/slurm": {
-        "controller": {"enabled": True, "fabric": text("overlays/slurm/fabric.yaml")},
-        "slurm": {"enabled": True},
-    },
-    "overlays/node-feature-groups": {
-        "controller": {"enabled": True, "fabric": text("overlays/node-feature-groups/fabric.yaml")},
-        "nodeFeatureGroups": {"enabled": True},
-    },
-    "overlays/rails": {
-        "controller": {"enabled": True, "fabric": text("overlays/rails/fabric.yaml")},
-        "rails": {"enabled": True},
-        "config": text("overlays/rails/nodeagent.yaml"),
-    },
-    "overlays/jobs": {
-        "controller": {"enabled": True, "fabric": text("overlays/jobs/fabric.yaml")},
-        "jobs": {"enabled": True},
-        "config": text("overlays/jobs/nodeagent.yaml"),
-    },
-    "overlays/gpu-processes": {
-        "gpuProcesses": {"enabled": True},
-        "config": text("overlays/gpu-processes/nodeagent.yaml"),
-    },
-    "overlays/gpu-memory-limits": {
-        "gpuMemoryLimits": {"enabled": True},
-        "config": text("overlays/gpu-memory-limits/nodeagent.yaml"),
-    },
-    "overlays/mig": {"mig": {"enabled": True}, "config": text("overlays/mig/nodeagent.yaml")},
-    "overlays/mig-claims": {
-        "dra": {"enabled": True},
-        "migClaims": {"enabled": True},
-        "config": text("overlays/mig-claims/nodeagent.yaml"),
-    },
-    "overlays/optics": {"optics": {"enabled": True}},
-    "overlays/nvsentinel": {
-        "nvSentinel": {"enabled": True},
-        "config": text("overlays/nvsentinel/nodeagent.yaml"),
-    },
-    "overlays/infiniband": {
-        "infiniband": {"enabled": True},
-        "config": text("overlays/infiniband/nodeagent.yaml"),
-    },
-    "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
-    "overlays/node-pool": {
+    "overlays/observe": {"observe": ON, "config": text("overlays/observe/nodeagent.yaml")},
+    "overlays/controller": {"controller": ON},
+    "components/attach": {"attach": ON},
+    "components/dra": {"dra": ON},
+    "components/evictions": {"evictions": ON, "nodeConditions": ON},
+    "components/gpu-memory-limits": {"gpuMemoryLimits": ON},
+    "components/gpu-mps": {"mps": ON},
+    "components/gpu-processes": {"gpuProcesses": ON},
+    "components/infiniband": {"infiniband": ON},
+    "components/jobs": {"controller": ON, "jobs": ON},
+    "components/kueue": {"controller": ON, "kueue": ON},
+    "components/labels": {"controller": ON | {"fabric": text("components/labels/fabric.yaml")}},
+    "components/marks": {"controller": ON, "marks": ON},
+    "components/mig": {"mig": ON},
+    "components/mig-claims": {"dra": ON, "migClaims": ON},
+    "components/node-conditions": {"nodeConditions": ON},
+    "components/node-feature-groups": {"controller": ON, "nodeFeatureGroups": ON},
+    "components/nvsentinel": {"nvSentinel": ON},
+    "components/optics": {"optics": ON},
+    "components/prometheus-operator": {"monitoring": ON},
+    "components/rails": {"controller": ON, "rails": ON},
+    "components/slurm": {"controller": ON, "slurm": ON},
+    "components/startup-taint": {"controller": ON, "startupTaint": ON},
+    "components/volcano-deviceshare": {"nodeConditions": ON, "volcanoDeviceshare": ON},
+    "examples/cluster": dict.fromkeys(("controller", "rails", "dra", "monitoring", "nodeConditions"), ON),
+    "examples/node-pool": {
         "pools": {
             name: {
                 "nodeSelector": {"nodeagent.io/pool": name},
-                "config": text(f"overlays/node-pool/{name}/nodeagent.yaml"),
+                "config": text(f"examples/node-pool/{name}/nodeagent.yaml"),
             }
             for name in ("dgx-a100", "dgx-h100")
         }
     },
 }
+"""The values of the chart for each installation."""
+MARKS_NODES = ("components/evictions", "components/volcano-deviceshare")
+"""Components with the rights of node-conditions under names of their own; the chart wants its value instead."""
 
 
 def checksums(manifests: list[Manifest]) -> dict[str, str]:
@@ -199,16 +162,41 @@ def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
     return manifests
 
 
-def test_the_chart_has_values_for_each_overlay() -> None:
-    missing = {*kustomize.OVERLAYS} - OVERLAYS.keys() - {"overlays/kind"}
-    assert not missing, f"enter its values of the chart in OVERLAYS: {sorted(missing)}"
+def test_the_chart_has_values_for_each_installation() -> None:
+    missing = {*kustomize.INSTALLATIONS} - VALUES.keys() - {"overlays/kind"}
+    assert not missing, f"enter its values of the chart in VALUES: {sorted(missing)}"
 
 
-@one_item("overlay", OVERLAYS)
-def test_helm_renders_the_objects_that_kustomize_builds(overlay: str) -> None:
-    made = render(OVERLAYS[overlay])
+CONFIG_MAPS = ("nodeagent", "nodeagent-features", "nodeagent-controller", "nodeagent-controller-features")
+
+
+def settings(manifests: list[Manifest]) -> tuple[Config, FabricConfig]:
+    """The configurations. The chart leaves the addresses of ``attach`` to ``config``, and names an output in place of
+    the setting that switches it on."""
+    agent, fabric = configurations(manifests)
+    slurm, groups = (replace(one, enabled=False) for one in (fabric.slurm, fabric.node_feature_groups))
+    return (
+        replace(agent, attach=replace(agent.attach, addresses=None)),
+        replace(fabric, slurm=slurm, node_feature_groups=groups),
+    )
+
+
+@one_item("installation", VALUES)
+def test_helm_renders_the_objects_that_kustomize_builds(installation: str) -> None:
+    """The chart has the settings of a component in the main file, and kustomize beside it."""
+    made, wanted = render(VALUES[installation]), built(installation)
+    if installation in MARKS_NODES:
+        wanted = [one for one in wanted if not OWN_NODE.search(key(one)[3])]
+        made = [one for one in made if "node-conditions" not in key(one)[3]]
+    elif installation.startswith("components"):
+        assert settings(made) == settings(wanted)
+    if installation.startswith(("components", "examples/cluster")):
+        made, wanted = (
+            [one for one in every if one["kind"] != "ConfigMap" or key(one)[3] not in CONFIG_MAPS]
+            for every in (made, wanted)
+        )
     assert all(checksums(made).values())
-    assert by_key(sorted_mounts(made)) == by_key(sorted_mounts(built(overlay)))
+    assert by_key(sorted_mounts(made)) == by_key(sorted_mounts(wanted))
 
 
 def test_all_further_rights_together_mount_nothing_twice() -> None:
@@ -475,7 +463,7 @@ def test_each_default_and_each_overlay_fits_the_schema() -> None:
             {"config": {"expect": {}, "resourcePrefix": 100}},
             {"config": {"resources": [{"kind": "vf", "select": {"vendors": ["0403", 8086]}}]}},
             {"controller": {"enabled": True, "fabric": to_builtins(FabricConfig(), str_keys=True)}},
-            *OVERLAYS.values(),
+            *VALUES.values(),
         ):
             as_maps = copy.deepcopy(values)
             for part, key in ((as_maps, "config"), (as_maps.get("controller", {}), "fabric")):
@@ -864,15 +852,19 @@ def test_the_kustomization_for_another_namespace_equals_the_chart(tmp_path: Path
     """The page of the manifests shows what a kustomization needs for it."""
     blocks = re.findall(r"```yaml\n(.*?)```", (DAEMONSET / "README.md").read_text(), re.S)
     (block,) = (one for one in blocks if "replacements:" in one)
-    overlay = os.path.relpath(DAEMONSET / "overlays" / "node-conditions", tmp_path.resolve())
-    (tmp_path / "kustomization.yaml").write_text(f"resources: [{overlay}]\n{block}")
-    made = render(OVERLAYS["overlays/node-conditions"], yaml.safe_load(block)["namespace"])
+    place = os.path.relpath(DAEMONSET, tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [{place}/overlays/controller]\ncomponents: [{place}/components/node-conditions]\n{block}"
+    )
+    values = VALUES["overlays/controller"] | VALUES["components/node-conditions"]
+    made = render(values, yaml.safe_load(block)["namespace"])
     checksums(made)
     found = parsed(rendered(tmp_path))
     for one in (*found, *made):
         if one["kind"].startswith("ValidatingAdmissionPolicy"):
             # kustomize gives them a namespace although they have none; the API server drops it.
             one["metadata"].pop("namespace", None)
+    found, made = ([one for one in every if one["kind"] != "ConfigMap"] for every in (found, made))
     assert by_key(found) == by_key(made)
 
 

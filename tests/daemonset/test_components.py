@@ -6,9 +6,9 @@ The matrix is ``make features``.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hack.features import BASES, together
+from hack.features import BASES
 from nodeagent.agent_config import Config, load
 from nodeagent.cli import main
 from nodeagent.commands.feature_table import FEATURES, WITH_CONTROLLER, Feature, reason_apart
@@ -26,7 +26,18 @@ from tests.daemonset import test_chart as chart
 from tests.daemonset.test_admission import AGENT, FORGED, event, report, write
 from tests.support.admission import refusals
 from tests.support.kubernetes_schemas import NEWEST, complaints
-from tests.support.manifests import DAEMONSET, Manifest, by_key, named, parsed, pod_specs
+from tests.support.manifests import (
+    DAEMONSET,
+    OVERLAYS,
+    ROOT,
+    Manifest,
+    by_key,
+    configurations,
+    named,
+    parsed,
+    pod_specs,
+)
+from tests.support.manifests import rendered as folder_rendered
 from tests.support.needs import which
 
 pytestmark = [
@@ -52,11 +63,6 @@ def test_each_component_is_a_row_of_the_table_and_a_file_by_its_own_name() -> No
         files = [file for one in written.get("configMapGenerator", ()) for file in one["files"]]
         assert {file.partition("=")[0] for file in files} <= {f"{path.parent.name}.yaml"}
         assert len(files) == len([*path.parent.glob("nodeagent.yaml"), *path.parent.glob("fabric.yaml")])
-
-
-def configurations(manifests: list[Manifest]) -> tuple[Config, FabricConfig]:
-    with tempfile.TemporaryDirectory() as folder:
-        return together(manifests, Path(folder))
 
 
 def rendered(names: Iterable[str], base: str = WITH_CONTROLLER) -> list[Manifest]:
@@ -154,22 +160,53 @@ def test_a_feature_of_the_controller_is_refused_without_one(row: Feature) -> Non
     assert "nodeagent-controller" in refused.value.stderr
 
 
-def test_a_component_gives_what_its_former_overlay_gave() -> None:
-    """The same objects, and the same pod of the agents but for the folder of settings."""
-    from tests.support.manifests import built
+ENDED = {
+    path.parent.name: path
+    for path in sorted((DAEMONSET / "overlays").glob("*/kustomization.yaml"))
+    if f"overlays/{path.parent.name}" not in OVERLAYS
+}
+"""The names of overlays that have ended."""
 
-    for name in COMPONENTS:
-        if not (DAEMONSET / "overlays" / name).exists() or name == "mig-claims":
-            continue
-        before = by_key(built(f"overlays/{name}"))
-        base = WITH_CONTROLLER if any(kind == "Deployment" for _, kind, _, _ in before) else "base"
-        now = by_key(rendered([name], base))
-        renamed = {key for key in now if key[3].endswith((f"conditions-{name}", "conditions-deviceshare"))}
-        own = {key for key in before if "node-conditions" in key[3]} if renamed else set()
-        assert now.keys() - renamed == before.keys() - own, name
-        for key in before.keys() & now.keys():
-            if key[1] != "ConfigMap":
-                assert as_sets(now[key]) == as_sets(before[key]), f"{name}: {key[1]} {key[3]}"
+
+def test_three_overlays_remain_beside_the_base() -> None:
+    assert {*COMPONENTS, "node-pool"} == ENDED.keys()
+    for path in ENDED.values():
+        assert [*path.parent.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("name", ENDED)
+@pytest.mark.parametrize("nested", [False, True], ids=["applied", "in a kustomization"])
+def test_the_name_of_an_overlay_that_has_ended_fails_with_what_takes_its_place(
+    name: str, nested: bool, tmp_path: Path
+) -> None:
+    """The error of kustomize is the sentence, and the table of the page has the same parts."""
+    folder = ENDED[name].parent
+    if nested:
+        overlay = os.path.relpath(folder, tmp_path.resolve())
+        (tmp_path / "kustomization.yaml").write_text(f"resources: [{overlay}]\n")
+        folder = tmp_path
+    done = subprocess.run(
+        [which("kubectl") or "", "kustomize", folder], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (sentence,) = re.findall(r'unknown field "(overlays/[^"]+)"$', done.stderr.strip())
+    page = (ROOT / "docs/upgrade.md").read_text()
+    ((base, parts),) = re.findall(rf"^\| `overlays/{name}` \| (.*?) \| (.*?) ?\|$", page, re.M)
+    if name == "node-pool":
+        assert (base, parts) == ("`examples/node-pool`, copied", "")
+        assert sentence == "overlays/node-pool has ended: copy examples/node-pool, as docs/upgrade.md shows"
+        return
+    named_there = re.findall(r"`([^`]+)`", parts)
+    assert sentence == (
+        f"overlays/{name} has ended: put {' and '.join(named_there)} on {base.strip('`')}, as docs/upgrade.md shows"
+    )
+    rendered([one.removeprefix("components/") for one in named_there], base.strip("`"))
+    beside = ROWS[name].beside
+    assert [f"components/{name}", *(one for one in [beside] if one.startswith("components"))] == named_there[
+        ::-1
+    ]
+    assert beside != WITH_CONTROLLER or base == f"`{WITH_CONTROLLER}`"
 
 
 def test_the_features_of_a_configuration_are_listed(
@@ -195,6 +232,32 @@ def test_the_features_of_a_configuration_are_listed(
     assert lines["slurm"] == ["-", "off"]
     assert main(words) == 0
     assert "slurm                -      -" in capsys.readouterr().out
+
+
+def test_the_page_installs_components_by_six_lines_and_replaces_a_file_of_one(tmp_path: Path) -> None:
+    """The kustomizations of the pages, with the paths of this repository in place of those of a release."""
+    page = (DAEMONSET / "README.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    (whole,) = (one for one in blocks if one.startswith("kind: Kustomization"))
+    assert len(whole.splitlines()) == 6
+    bare = re.sub(" +#.*", "", whole)
+    assert bare in (ROOT / "docs/install.md").read_text(), "one example on both pages"
+    (patch,) = (one for one in blocks if "nodeagent-features" in one and one.startswith("patches"))
+    whole = whole.replace(
+        "components:\n", "components:\n- https://github.com/OWNER/nodeagent//daemonset/components/evictions\n"
+    )
+    place = os.path.relpath(DAEMONSET, tmp_path.resolve())
+    here = re.sub(
+        r"https://github.com/OWNER/nodeagent//daemonset", place, re.sub(r"\?ref=v[\d.]+", "", whole)
+    )
+    (tmp_path / "kustomization.yaml").write_text(here + patch)
+    found = parsed(folder_rendered(tmp_path))
+    agent, controller = configurations(found)
+    assert agent.cluster.evict.after_seconds == 60
+    assert agent.rails.probe
+    assert controller.rails.probe
+    (spec,) = pod_specs(named(found, "DaemonSet", "nodeagent"))
+    assert spec["containers"][0]["image"].startswith("REGISTRY/nodeagent:")
 
 
 def pairs() -> Iterator[tuple[str, str]]:

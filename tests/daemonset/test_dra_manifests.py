@@ -28,7 +28,7 @@ from tests.dra.test_published_pools import DOWN, Node, with_health
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.findings import one_item
 from tests.support.kind_machines import dgx
-from tests.support.manifests import DAEMONSET, OVERLAYS, Manifest, built, files, of_kind, parsed
+from tests.support.manifests import DAEMONSET, INSTALLATIONS, Manifest, built, files, of_kind, parsed
 from tests.support.needs import need
 from tests.support.waiting import until
 
@@ -41,7 +41,7 @@ MAPPED = re.compile(r"nvidia-dgx-h100/nic[0-7]")
 
 @pytest.fixture(scope="module")
 def manifests() -> list[Manifest]:
-    return built("overlays/dra")
+    return built("components/dra")
 
 
 # The policy
@@ -264,7 +264,7 @@ async def test_without_a_right_nothing_is_published_and_the_reason_is_named(
 
 def all_classes() -> list[Manifest]:
     """Every DeviceClass of the overlays, the chart and the examples."""
-    found = [one for overlay in OVERLAYS for one in of_kind(built(overlay), "DeviceClass")]
+    found = [one for overlay in INSTALLATIONS for one in of_kind(built(overlay), "DeviceClass")]
     for path in files(DAEMONSET / "examples"):
         found += [one for one in parsed(path.read_text()) if one.get("kind") == "DeviceClass"]
     return found

@@ -58,6 +58,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 def test_every_supported_system_has_an_example() -> None:
     assert [folder.name for folder in FOLDERS] == [
         "autoscaling",
+        "cluster",
         "dra",
         "gpu-memory",
         "gpu-service",
@@ -69,6 +70,7 @@ def test_every_supported_system_has_an_example() -> None:
         "lws",
         "mpi-operator",
         "multus-sriov",
+        "node-pool",
         "node-problem-detector",
         "training-operator",
         "volcano",
@@ -85,8 +87,8 @@ def test_each_example_has_a_readme_with_a_check(folder: Path) -> None:
     for path in files(folder):
         assert path.name in text, f"{path.name} is not mentioned"
     # Every path in a README exists.
-    for name in re.findall(r"`((?:\.\./|overlays/)[\w/.-]+)`", text):
-        assert ((DAEMONSET if name.startswith("overlays") else folder) / name).exists(), name
+    for name in re.findall(r"`((?:\.\./|overlays/|components/|examples/)[\w/.-]+)`", text):
+        assert ((folder if name.startswith("..") else DAEMONSET) / name).exists(), name
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -244,7 +246,7 @@ def test_the_affinity_of_an_example_is_by_the_label_of_the_agent_and_fits_the_re
 
 
 def test_each_flavor_lists_the_covered_resources_in_order() -> None:
-    flavors = {one["metadata"]["name"] for one in of_kind(built("overlays/kueue"), "ResourceFlavor")}
+    flavors = {one["metadata"]["name"] for one in of_kind(built("components/kueue"), "ResourceFlavor")}
     for queue in (one for _, one in manifests() if one["kind"] == "ClusterQueue"):
         # Kueue places by topology only if all resources, CPU included, come from one flavor.
         (group,) = queue["spec"]["resourceGroups"]
@@ -286,7 +288,7 @@ def test_queued_jobs_name_existing_queues_and_priorities() -> None:
     assert queued == 4
     levels = {
         level["nodeLabel"]
-        for one in of_kind(built("overlays/kueue"), "Topology")
+        for one in of_kind(built("components/kueue"), "Topology")
         for level in one["spec"]["levels"]
     }
     wanted = set(re.findall(r"podset-\w+-topology: (\S+)", "".join(path.read_text() for path in FILES)))

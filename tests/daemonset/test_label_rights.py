@@ -11,13 +11,14 @@ from typing import Any, get_args
 
 import pytest
 
-from nodeagent.controller_config import FabricConfig, load_fabric
+from nodeagent.commands.feature_table import FEATURES
+from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import OWN_LABELS, LabelPreset, preset_keys
 from tests.daemonset import test_rbac as rights
 from tests.daemonset.test_chart import render
 from tests.support.admission import Request, refusals
 from tests.support.label_prefixes import label_prefixes
-from tests.support.manifests import ROOT, Manifest, built, named
+from tests.support.manifests import ROOT, Manifest, built, configurations, named
 
 pytestmark = pytest.mark.needs("kubectl", "helm_python", "cel_expr_python")
 
@@ -35,8 +36,7 @@ def rendered(labels: dict[str, Any] | None) -> tuple[list[Manifest], FabricConfi
 
 
 def configured(manifests: list[Manifest]) -> FabricConfig:
-    text = named(manifests, "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
-    return load_fabric(text, name="fabric.yaml")
+    return configurations(manifests)[1]
 
 
 def prefixes(manifests: list[Manifest]) -> list[str]:
@@ -84,21 +84,11 @@ def test_a_key_that_no_policy_can_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "overlay",
-    [
-        "controller",
-        "labels",
-        "kueue",
-        "marks",
-        "startup-taint",
-        "slurm",
-        "node-feature-groups",
-        "rails",
-        "jobs",
-    ],
+    "installation",
+    ["overlays/controller", *(f"components/{row.name}" for row in FEATURES if row.controller)],
 )
-def test_the_policy_of_each_overlay_allows_the_labels_of_its_controller(overlay: str) -> None:
-    manifests = built(f"overlays/{overlay}")
+def test_the_policy_of_each_installation_allows_the_labels_of_its_controller(installation: str) -> None:
+    manifests = built(installation)
     assert prefixes(manifests) == list(label_prefixes(configured(manifests)))
 
 

@@ -36,14 +36,17 @@ from tests.support.findings import one_item
 from tests.support.manifests import (
     BESIDE,
     DAEMONSET,
-    OVERLAYS,
+    INSTALLATIONS,
     ROOT,
     Manifest,
     built,
     by_key,
+    configurations,
     named,
     of_kind,
+    parsed,
     pod_specs,
+    rendered,
 )
 from tests.support.waiting import LIMIT_S
 
@@ -52,13 +55,21 @@ pytestmark = pytest.mark.needs("kubectl")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 CONFIGS = {
     "base": DAEMONSET / "base" / "node" / "nodeagent.yaml",
-    **{path.parent.name: path for path in sorted((DAEMONSET / "overlays").rglob("nodeagent.yaml"))},
+    "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
+    "observe": DAEMONSET / "overlays" / "observe" / "nodeagent.yaml",
+    **{
+        path.parent.name: path
+        for path in sorted((DAEMONSET / "examples" / "node-pool").rglob("nodeagent.yaml"))
+    },
 }
 """The configuration files by the overlay, or by the pool, that has them."""
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
 
 def config(name: str = "base") -> Config:
+    """The configuration of the agents in one of ``CONFIGS``, or with a component."""
+    if name not in CONFIGS:
+        return configurations(built(f"components/{name}"))[0]
     return load(CONFIGS[name].read_text(), name=str(CONFIGS[name].relative_to(DAEMONSET)))
 
 
@@ -148,11 +159,11 @@ async def test_the_simulated_laptop_offers_the_same_without_numa_nodes_that_a_la
 def test_each_configuration_is_valid_and_stands_in_its_config_map(name: str) -> None:
     config(name)
     pool = CONFIGS[name].parents[1].name == "node-pool"
-    overlay = "" if name == "base" else "overlays/node-pool" if pool else f"overlays/{name}"
+    installation = "" if name == "base" else "examples/node-pool" if pool else f"overlays/{name}"
     suffix = f"-{name}" if pool else ""
-    held = named(built(overlay), "ConfigMap", f"nodeagent{suffix}")["data"]["nodeagent.yaml"]
+    held = named(built(installation), "ConfigMap", f"nodeagent{suffix}")["data"]["nodeagent.yaml"]
     assert held == CONFIGS[name].read_text(), (
-        f"name it in configMapGenerator of the kustomization of {overlay}"
+        f"name it in configMapGenerator of the kustomization of {installation}"
     )
 
 
@@ -194,7 +205,7 @@ def test_the_base_changes_no_machine_and_needs_no_right_that_it_lacks() -> None:
     assert not any((cluster.conditions, cluster.label, cluster.taint.enabled, cluster.evict.enabled))
 
 
-def test_an_overlay_with_more_rights_enables_their_use_and_equals_the_base_otherwise() -> None:
+def test_a_component_with_more_rights_enables_their_use_and_equals_the_base_otherwise() -> None:
     marks, evictions = config("node-conditions"), config("evictions")
     assert all((marks.cluster.conditions, marks.cluster.label, marks.cluster.taint.enabled))
     assert not marks.cluster.evict.enabled
@@ -210,7 +221,7 @@ def test_an_overlay_with_more_rights_enables_their_use_and_equals_the_base_other
 
 
 def test_health_events_go_to_a_socket_in_a_folder_of_the_host() -> None:
-    (spec,) = pod_specs(named(built("overlays/nvsentinel"), "DaemonSet", "nodeagent"))
+    (spec,) = pod_specs(named(built("components/nvsentinel"), "DaemonSet", "nodeagent"))
     (daemon,) = spec["containers"]
     settings = config("nvsentinel")
     assert replace(settings, nv_sentinel=config().nv_sentinel) == config()
@@ -238,7 +249,7 @@ def test_agents_that_only_observe_offer_nothing_and_have_no_folder_of_the_kubele
 
 
 def test_memory_per_container_is_enabled_only_with_the_processes_of_the_host() -> None:
-    (spec,) = pod_specs(named(built("overlays/gpu-processes"), "DaemonSet", "nodeagent"))
+    (spec,) = pod_specs(named(built("components/gpu-processes"), "DaemonSet", "nodeagent"))
     (daemon,) = spec["containers"]
     assert spec["hostPID"] is True
     # It contains /proc/net, which shows the host in the host's network namespace.
@@ -253,7 +264,7 @@ def test_memory_per_container_is_enabled_only_with_the_processes_of_the_host() -
 
 
 def test_limits_on_containers_have_the_cgroups_and_the_folders_that_name_them() -> None:
-    (spec,) = pod_specs(named(built("overlays/gpu-memory-limits"), "DaemonSet", "nodeagent"))
+    (spec,) = pod_specs(named(built("components/gpu-memory-limits"), "DaemonSet", "nodeagent"))
     (daemon,) = spec["containers"]
     for path in ("/sys/fs/cgroup/kubepods.slice", "/host/sys/fs/cgroup/kubepods.slice"):
         mount = mount_of(daemon, path)
@@ -267,7 +278,7 @@ def test_limits_on_containers_have_the_cgroups_and_the_folders_that_name_them() 
 
 
 def test_the_mps_daemons_have_the_folders_that_the_agent_mounts_into_containers() -> None:
-    manifests = built("overlays/gpu-mps")
+    manifests = built("components/gpu-mps")
     (spec,) = pod_specs(named(manifests, "DaemonSet", "nodeagent-mps"))
     (daemons,) = spec["containers"]
     settings = config("gpu-mps")
@@ -289,7 +300,7 @@ def test_the_mps_daemons_have_the_folders_that_the_agent_mounts_into_containers(
 
 
 def test_the_part_that_moves_netdevs_has_the_folders_of_agent_runtime_and_kubelet() -> None:
-    manifests = built("overlays/attach")
+    manifests = built("components/attach")
     (spec,) = pod_specs(named(manifests, "DaemonSet", "nodeagent-attach"))
     (container,) = spec["containers"]
     assert container["args"] == ["attach"]
@@ -334,9 +345,9 @@ async def test_the_first_pod_requests_offered_resources() -> None:
 # Command lines, mounts and probes
 
 
-@one_item("overlay", OVERLAYS)
-def test_the_command_line_parser_accepts_the_command_lines(overlay: str) -> None:
-    for spec in (spec for one in of_kind(built(overlay), "DaemonSet") for spec in pod_specs(one)):
+@one_item("installation", INSTALLATIONS)
+def test_the_command_line_parser_accepts_the_command_lines(installation: str) -> None:
+    for spec in (spec for one in of_kind(built(installation), "DaemonSet") for spec in pod_specs(one)):
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             options = cli._parser().parse_args(arguments(container))
             if (file := getattr(options, "config", None)) is None:
@@ -344,7 +355,7 @@ def test_the_command_line_parser_accepts_the_command_lines(overlay: str) -> None
             # The whole ConfigMap is mounted: a file mounted by subPath never changes.
             mount = mount_of(container, str(file))
             assert "subPath" not in mount
-            held = named(built(overlay), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])
+            held = named(built(installation), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])
             assert PurePosixPath(file).name in held["data"]
 
 
@@ -425,24 +436,24 @@ def test_the_manifest_has_no_stop_hook(daemon: Manifest) -> None:
     assert "lifecycle" not in daemon
 
 
-# Every overlay
+# Every installation
 
 
-ELSEWHERE = {"overlays/slurm": "slurm", "overlays/node-feature-groups": "node-feature-discovery"}
-"""Overlays with a Role in the namespace of another program."""
+ELSEWHERE = {"components/slurm": "slurm", "components/node-feature-groups": "node-feature-discovery"}
+"""Components with a Role in the namespace of another program."""
 
 
-@one_item("overlay", OVERLAYS)
-def test_objects_have_unique_names_and_our_labels(overlay: str) -> None:
-    for (_, kind, namespace, _), one in by_key(built(overlay)).items():
+@one_item("installation", INSTALLATIONS)
+def test_objects_have_unique_names_and_our_labels(installation: str) -> None:
+    for (_, kind, namespace, _), one in by_key(built(installation)).items():
         labels = one["metadata"]["labels"]
         assert labels["app.kubernetes.io/part-of"] == "nodeagent", kind
-        assert namespace in ("", "nodeagent", ELSEWHERE.get(overlay))
+        assert namespace in ("", "nodeagent", ELSEWHERE.get(installation))
 
 
-@one_item("overlay", OVERLAYS)
-def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> None:
-    for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
+@one_item("installation", INSTALLATIONS)
+def test_every_volume_is_mounted_and_every_mount_has_a_volume(installation: str) -> None:
+    for spec in (spec for one in built(installation) for spec in pod_specs(one)):
         containers = (*spec.get("initContainers", ()), *spec["containers"])
         mounted = {one["name"] for container in containers for one in container.get("volumeMounts", ())}
         assert mounted == {one["name"] for one in spec["volumes"]}
@@ -452,30 +463,30 @@ GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "contr
 GRANTED_IN = {
     "overlays/kind": {"nodeagent": [], "machine": [], "faults": [], "controller": []},
     "overlays/observe": {"nodeagent": ["NET_RAW"]},
-    "overlays/gpu-mps": GRANTED | {"mps": []},
-    "overlays/attach": GRANTED | {"attach": ["NET_ADMIN", "SYS_ADMIN"]},
-    "overlays/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
-    "overlays/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
-    "overlays/mig-claims": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
-    "overlays/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
+    "components/gpu-mps": GRANTED | {"mps": []},
+    "components/attach": GRANTED | {"attach": ["NET_ADMIN", "SYS_ADMIN"]},
+    "components/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
+    "components/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
+    "components/mig-claims": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
+    "components/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
 }
 
-PRIVILEGED_IN = {("overlays/infiniband", "nodeagent"), ("overlays/gpu-mps", "mps")}
+PRIVILEGED_IN = {("components/infiniband", "nodeagent"), ("components/gpu-mps", "mps")}
 """The only container that opens devices for the fabric, and the one of the MPS daemons (docs/security.md)."""
 
 
-@one_item("overlay", OVERLAYS)
-def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
-    for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
+@one_item("installation", INSTALLATIONS)
+def test_no_container_has_more_rights_than_listed_here(installation: str) -> None:
+    for spec in (spec for one in built(installation) for spec in pod_specs(one)):
         daemons = any(container["name"] == "mps" for container in spec["containers"])
-        assert spec.get("hostPID", False) is (overlay == "overlays/gpu-processes" or daemons)
+        assert spec.get("hostPID", False) is (installation == "components/gpu-processes" or daemons)
         assert not spec.get("hostIPC", False)
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             context = spec["securityContext"] | container["securityContext"]
             assert context["capabilities"]["drop"] == ["ALL"]
             added = context["capabilities"].get("add", [])
-            assert added == GRANTED_IN.get(overlay, GRANTED)[container["name"]], "enter it in GRANTED_IN"
-            privileged = (overlay, container["name"]) in PRIVILEGED_IN
+            assert added == GRANTED_IN.get(installation, GRANTED)[container["name"]], "enter it in GRANTED_IN"
+            privileged = (installation, container["name"]) in PRIVILEGED_IN
             assert context.get("privileged", False) is privileged
             assert context["allowPrivilegeEscalation"] is privileged
             assert context["readOnlyRootFilesystem"] is True
@@ -485,19 +496,19 @@ def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
             assert context.get("runAsNonRoot", False) is (container["name"] == "controller")
 
 
-def test_the_page_about_security_has_a_row_for_each_overlay_with_more_rights() -> None:
+def test_the_page_about_security_has_a_row_for_each_component_with_more_rights() -> None:
     page = (ROOT / "docs/security.md").read_text()
     fewer = {"overlays/kind", "overlays/observe"}
-    more = {*GRANTED_IN, *(overlay for overlay, _ in PRIVILEGED_IN)} - fewer
-    missing = [one for one in sorted(more) if f"\n| `{one.removeprefix('overlays/')}` |" not in page]
+    more = {*GRANTED_IN, *(installation for installation, _ in PRIVILEGED_IN)} - fewer
+    missing = [one for one in sorted(more) if f"\n| `{one.removeprefix('components/')}` |" not in page]
     assert not missing, f"docs/security.md needs a row: what it adds, and what an attacker can do: {missing}"
 
 
-@one_item("overlay", OVERLAYS)
-def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> None:
-    for account in of_kind(built(overlay), "ServiceAccount"):
+@one_item("installation", INSTALLATIONS)
+def test_service_account_tokens_are_mounted_only_where_used(installation: str) -> None:
+    for account in of_kind(built(installation), "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
-    for one in of_kind(built(overlay), "DaemonSet"):
+    for one in of_kind(built(installation), "DaemonSet"):
         (spec,) = pod_specs(one)
         assert spec["automountServiceAccountToken"] is False
         if one["metadata"]["name"] in BESIDE:
@@ -513,28 +524,30 @@ def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> Non
         }
 
 
-@one_item("overlay", OVERLAYS)
-def test_the_image_tag_is_this_version(overlay: str) -> None:
+@one_item("installation", INSTALLATIONS)
+def test_the_image_tag_is_this_version(installation: str) -> None:
     images = {
         container["image"]
-        for one in built(overlay)
+        for one in built(installation)
         for spec in pod_specs(one)
         for container in (*spec.get("initContainers", ()), *spec["containers"])
     }
-    package = "nodeagent-lab" if overlay == "overlays/kind" else "nodeagent"
+    package = "nodeagent-lab" if installation == "overlays/kind" else "nodeagent"
     assert images == {f"{package}:{__version__}"}
 
 
-@one_item("overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()])
-def test_the_parsers_accept_the_command_line_and_the_fabric_file_of_the_controller(overlay: str) -> None:
-    for one in of_kind(built(overlay), "Deployment"):
+@one_item("installation", INSTALLATIONS)
+def test_the_parsers_accept_the_command_line_and_the_fabric_file_of_the_controller(installation: str) -> None:
+    for one in of_kind(built(installation), "Deployment"):
         (spec,) = pod_specs(one)
         (container,) = spec["containers"]
         options = cli._parser().parse_args(arguments(container))
         assert options.verb.__name__ == "_controller"
         mount = mount_of(container, str(options.fabric))
-        held = named(built(overlay), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])["data"]
-        load_fabric(held[options.fabric.name], name=overlay)
+        held = named(built(installation), "ConfigMap", volume(spec, mount["name"])["configMap"]["name"])[
+            "data"
+        ]
+        load_fabric(held[options.fabric.name], name=installation)
         (port,) = container["ports"]
         assert options.listen == f":{port['containerPort']}"
         assert {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")} == {
@@ -574,13 +587,11 @@ def test_the_switch_credentials_are_readable_at_the_configured_path() -> None:
     assert mode & 0o337 == 0, "only the controller reads a credential"
 
 
-def test_only_the_overlay_with_the_right_to_mark_enables_marks() -> None:
-    for overlay in OVERLAYS:
-        for one in of_kind(built(overlay), "ConfigMap"):
-            if "fabric.yaml" in one.get("data", {}):
-                fabric = load_fabric(one["data"]["fabric.yaml"], name=overlay)
-                asked = (fabric.nodes.min_links_condition, fabric.nodes.min_links_taint)
-                assert asked == ((overlay == "overlays/marks"),) * 2
+@one_item("installation", [one for one in INSTALLATIONS if one != "examples/node-pool"])
+def test_only_the_component_with_the_right_to_mark_enables_marks(installation: str) -> None:
+    _, fabric = configurations(built(installation))
+    asked = (fabric.nodes.min_links_condition, fabric.nodes.min_links_taint)
+    assert asked == ((installation == "components/marks"),) * 2
 
 
 @pytest.fixture
@@ -594,7 +605,7 @@ def short() -> Iterator[Path]:
 async def test_in_the_kind_overlay_the_agent_registers_the_devices_of_the_machine(
     tmp_path: Path, short: Path
 ) -> None:
-    """Run the command lines of the overlay with a stand-in kubelet."""
+    """Run the command lines of the installation with a stand-in kubelet."""
     (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
     machine, kubelet = tmp_path / "machine", Kubelet(short, seed=1)
 
@@ -646,7 +657,7 @@ def test_controllers_run_on_different_nodes_and_a_drain_keeps_one() -> None:
 
 
 def test_the_mps_daemons_have_no_network() -> None:
-    manifests = built("overlays/gpu-mps")
+    manifests = built("components/gpu-mps")
     pods = named(manifests, "DaemonSet", "nodeagent-mps")["spec"]["template"]
     assert "hostNetwork" not in pods["spec"], "to the host's network no NetworkPolicy applies"
     policy = named(manifests, "NetworkPolicy", "nodeagent-mps")["spec"]
@@ -662,7 +673,7 @@ def test_selectors_of_agent_and_controller_do_not_overlap() -> None:
     agent = named(manifests, "DaemonSet", "nodeagent")["spec"]["selector"]["matchLabels"]
     controller = named(manifests, "Deployment", "nodeagent-controller")["spec"]["template"]["metadata"]
     assert not agent.items() <= controller["labels"].items()
-    one, other = (found["spec"] for found in of_kind(built("overlays/node-pool"), "DaemonSet"))
+    one, other = (found["spec"] for found in of_kind(built("examples/node-pool"), "DaemonSet"))
     assert not one["selector"]["matchLabels"].items() <= other["template"]["metadata"]["labels"].items()
 
 
@@ -681,12 +692,25 @@ def test_the_commands_of_step_0_leave_agents_that_offer_nothing() -> None:
     assert of_kind(list(cluster.values()), "Deployment"), "the controller"
 
 
-def test_a_later_step_applies_parts_that_keep_the_configuration_of_the_agents() -> None:
-    """An overlay brings the configuration of the base, and with it GPU memory."""
+def test_a_later_step_adds_components_that_keep_the_configuration_of_the_agents(tmp_path: Path) -> None:
+    """The base would bring GPU memory, which NVIDIA's device plugin still offers."""
     last = ADOPTION.partition("## 3. Placement")[2]
-    parts = sorted(set(re.findall(r"`daemonset/([-a-z/]+)`", last)))
-    assert {"controller", "evictions", "kueue", "dra"} <= set(parts)
-    for part in parts:
-        assert not [
-            one for one in of_kind(built(part), "ConfigMap") if one["metadata"]["name"] == "nodeagent"
-        ]
+    (block,) = re.findall(r"```yaml\n(.*?)```", last, re.S)
+    names = re.findall(r"^\|[^|]*\| `([a-z-]+)`", last, re.M)
+    assert {"evictions", "kueue", "dra"} == set(names)
+    place = os.path.relpath(DAEMONSET, tmp_path.resolve())
+    pool = block.replace("pools/rails", f"{place}/examples/node-pool/dgx-h100").replace(
+        " daemonset", f" {place}"
+    )
+    pool = pool.replace("[daemonset", f"[{place}")
+    components = ", ".join(f"{place}/components/{name}" for name in names)
+    (tmp_path / "kustomization.yaml").write_text(
+        re.sub(r"components: .*", f"components: [{components}]", pool)
+    )
+    found = parsed(rendered(tmp_path))
+    text = named(found, "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
+    assert load(text, name="nodeagent.yaml").resources == ()
+    assert named(found, "DaemonSet", "nodeagent-dgx-h100")
+    config, _ = configurations(found)
+    assert config.cluster.evict.enabled
+    assert config.resources == ()

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from nodeagent.agent_config import load
 from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.agent_events import AgentEvents
@@ -32,7 +31,6 @@ from nodeagent.cluster.largest_block import FreeBlock
 from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CONDITION, STARTING_TAINT
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.controller_config import load_fabric
 from nodeagent.fabric.fabric_settings import LabelSettings
 from nodeagent.fabric.node_lists import expanded
 from nodeagent.facts.allocation import Devices
@@ -54,7 +52,7 @@ from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodel
 from tests.support import job_pods
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cluster_node import held_pods, running_pod
-from tests.support.manifests import Manifest, built, key, named, of_kind
+from tests.support.manifests import Manifest, built, combined, configurations, of_kind
 from tests.support.nfd import nfd_definition
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
@@ -291,8 +289,7 @@ async def test_the_rights_of_the_agent_are_sufficient_and_all_are_used() -> None
 
 
 async def test_marks_and_evictions_need_exactly_the_rights_of_their_overlays() -> None:
-    manifests = [*built("overlays/node-conditions"), *built("overlays/evictions")]
-    manifests = list({str(key(one)): one for one in manifests}.values())
+    manifests = combined("evictions", "node-conditions")
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await agent_at_work(server, marks=True)
         assert not [seen for seen in server.requests if seen.status == 403]
@@ -333,14 +330,8 @@ async def test_a_configured_feature_without_its_right_is_logged(
     grant: Grant, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without the two read rights the agent does not know the marks of an earlier run or the UID of a pod."""
-    assert sorted(AGENT_GRANTS + OPTIONAL_GRANTS) == allowed(
-        list(
-            {
-                str(key(one)): one for o in ("node-conditions", "evictions") for one in built(f"overlays/{o}")
-            }.values()
-        ),
-        AGENT,
-    )
+    manifests = combined("evictions", "node-conditions")
+    assert sorted(AGENT_GRANTS + OPTIONAL_GRANTS) == allowed(manifests, AGENT)
     caplog.set_level(logging.INFO)
     async with cluster(built()) as server:
         await missed(server, agent_at_work(server, marks=True), grant, caplog)
@@ -451,8 +442,7 @@ async def test_without_a_right_the_controller_names_the_missing_right(
 async def marks_at_work(server: ApiServer) -> None:
     """The controller marks a node that has lost its links and removes the mark when they return. The fabric file is
     that of the overlay, with shorter times."""
-    held = named(built("overlays/marks"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
-    config = load_fabric(held, name="overlays/marks")
+    _, config = configurations(built("components/marks"))
     nodes = structs.replace(config.nodes, after_seconds=0.1)
     config = structs.replace(config, nodes=nodes, hysteresis=RULES.hysteresis)
     place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
@@ -478,8 +468,7 @@ async def marks_at_work(server: ApiServer) -> None:
 
 async def startup_taint_at_work(server: ApiServer) -> None:
     """The controller removes the taint of a new Node. The fabric file is that of the overlay."""
-    held = named(built("overlays/startup-taint"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
-    config = load_fabric(held, name="overlays/startup-taint")
+    _, config = configurations(built("components/startup-taint"))
     place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
     access = Access(server.url, token=server.token(CONTROLLER))
     others = {"key": "example.com/gpu", "effect": "NoSchedule"}
@@ -517,7 +506,7 @@ async def test_the_start_up_taint_needs_exactly_the_rights_of_its_overlay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
-    manifests = built("overlays/startup-taint")
+    manifests = built("components/startup-taint")
     admitted: list[Request] = []
     async with asyncio.timeout(PATIENCE_S), cluster(manifests, admitted) as server:
         await startup_taint_at_work(server)
@@ -533,7 +522,7 @@ async def test_without_a_right_for_the_start_up_taint_the_controller_names_it(
     grant: Grant, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
-    manifests = built("overlays/startup-taint")
+    manifests = built("components/startup-taint")
     (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
     caplog.set_level(logging.INFO)
     async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
@@ -545,8 +534,8 @@ async def test_without_a_right_for_the_start_up_taint_the_controller_names_it(
 
 async def kept_objects_at_work(server: ApiServer, overlay: str) -> None:
     """The controller makes the objects of the overlay, changes one, and deletes one whose nodes are gone."""
-    held = named(built(overlay), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
-    config = structs.replace(load_fabric(held, name=overlay), hysteresis=RULES.hysteresis)
+    _, config = configurations(built(overlay))
+    config = structs.replace(config, hysteresis=RULES.hysteresis)
     for namespace in (config.slurm.namespace, config.node_feature_groups.namespace):
         server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     server.put(nfd_definition())
@@ -574,11 +563,11 @@ def expanded_names(kept: list[Any]) -> set[str]:
 
 
 async def slurm_at_work(server: ApiServer) -> None:
-    await kept_objects_at_work(server, "overlays/slurm")
+    await kept_objects_at_work(server, "components/slurm")
 
 
 async def node_feature_groups_at_work(server: ApiServer) -> None:
-    await kept_objects_at_work(server, "overlays/node-feature-groups")
+    await kept_objects_at_work(server, "components/node-feature-groups")
 
 
 async def rails_at_work(server: ApiServer) -> None:
@@ -631,7 +620,7 @@ RAIL_READ: Grant = ("get", "nodeagent.io", "railpartners")
 
 async def test_an_agent_that_probes_needs_one_more_right_and_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
-    manifests = built("overlays/rails")
+    manifests = built("components/rails")
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await agent_with_rails_at_work(server)
         assert not [seen for seen in server.requests if seen.status == 403]
@@ -644,7 +633,7 @@ async def test_without_the_right_to_its_list_the_agent_names_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
-    manifests = built("overlays/rails")
+    manifests = built("components/rails")
     (found,) = (one for one in grants(manifests, AGENT) if one[2] == RAIL_READ)
     caplog.set_level(logging.INFO)
     async with cluster(without(manifests, found[0], found[1], "get")) as server:
@@ -658,7 +647,7 @@ async def test_lists_of_partners_need_exactly_the_rights_of_their_overlay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rail_keeper, "JUDGE_S", 0.05)
-    manifests = built("overlays/rails")
+    manifests = built("components/rails")
     admitted: list[Request] = []
     async with asyncio.timeout(PATIENCE_S), cluster(manifests, admitted) as server:
         await rails_at_work(server)
@@ -674,7 +663,7 @@ async def test_without_a_right_to_lists_of_partners_the_controller_names_it(
     grant: Grant, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rail_keeper, "JUDGE_S", 0.05)
-    manifests = built("overlays/rails")
+    manifests = built("components/rails")
     (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
     caplog.set_level(logging.INFO)
     async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
@@ -685,7 +674,7 @@ SLURM_GRANTS = [("create", "", "configmaps"), ("get", "", "configmaps"), ("patch
 NFD_GRANTS = [
     (verb, "nfd.k8s-sigs.io", "nodefeaturegroups") for verb in ("create", "delete", "list", "patch")
 ]
-KEPT = [("overlays/slurm", SLURM_GRANTS), ("overlays/node-feature-groups", NFD_GRANTS)]
+KEPT = [("components/slurm", SLURM_GRANTS), ("components/node-feature-groups", NFD_GRANTS)]
 
 
 @pytest.mark.parametrize(("overlay", "needed"), KEPT)
@@ -725,8 +714,7 @@ JOBS_GRANTS = [("list", "", "pods"), ("watch", "", "pods")]
 
 async def jobs_at_work(server: ApiServer) -> None:
     """The controller reads the pods of all namespaces. The fabric file is that of the overlay."""
-    held = named(built("overlays/jobs"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
-    config = load_fabric(held, name="overlays/jobs")
+    _, config = configurations(built("components/jobs"))
     place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
     controller = Controller(config, Access(server.url, token=server.token(CONTROLLER)), place)
     server.put(job_pods.of_job("first", node=FIRST[0]))
@@ -739,22 +727,22 @@ async def jobs_at_work(server: ApiServer) -> None:
 
 
 async def test_the_jobs_need_exactly_the_rights_of_their_overlay() -> None:
-    manifests = built("overlays/jobs")
+    manifests = built("components/jobs")
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await jobs_at_work(server)
         assert not [seen for seen in server.requests if seen.status == 403]
         asked = {granted(seen) for seen in server.requests}
     assert asked >= set(JOBS_GRANTS)
     assert sorted(CONTROLLER_GRANTS + JOBS_GRANTS) == allowed(manifests, CONTROLLER)
-    agents = named(manifests, "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
-    assert load(agents, name="overlays/jobs").cluster.report_holders
+    agents, _ = configurations(manifests)
+    assert agents.cluster.report_holders
 
 
 @pytest.mark.parametrize("grant", JOBS_GRANTS, ids="-".join)
 async def test_without_a_right_for_the_jobs_the_controller_names_it(
     grant: Grant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manifests = built("overlays/jobs")
+    manifests = built("components/jobs")
     every = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
     (found,) = (one for one in every if one[0]["kind"] == "ClusterRole")
     caplog.set_level(logging.INFO)
@@ -766,7 +754,7 @@ MARKS_GRANTS = [("get", "", "nodes"), ("patch", "", "nodes/status")]
 
 
 async def test_marks_need_exactly_the_two_rights_of_their_overlay() -> None:
-    manifests = built("overlays/marks")
+    manifests = built("components/marks")
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await marks_at_work(server)
         assert not [seen for seen in server.requests if seen.status == 403]
@@ -779,7 +767,7 @@ async def test_marks_need_exactly_the_two_rights_of_their_overlay() -> None:
 async def test_without_a_right_to_mark_the_controller_names_the_missing_right(
     grant: Grant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manifests = built("overlays/marks")
+    manifests = built("components/marks")
     (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
     caplog.set_level(logging.INFO)
     async with cluster(without(manifests, found[0], found[1], grant[0])) as server:

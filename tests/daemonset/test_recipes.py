@@ -459,11 +459,13 @@ def test_kueue_replaces_a_node_with_failed_links_after_the_eviction_and_not_by_t
     assert not counts_as_failed(taints, set(), {"Running"})
     assert counts_as_failed(taints, set(), {"Terminating"})
     assert not counts_as_failed(taints, {key}, {"Terminating"})
-    (topology,) = of_kind(parsed((DAEMONSET / "kueue/topology.yaml").read_text()), "Topology")
+    (topology,) = of_kind(
+        parsed((DAEMONSET / "components/kueue/objects/topology.yaml").read_text()), "Topology"
+    )
     assert topology["spec"]["levels"][-1] == {"nodeLabel": "kubernetes.io/hostname"}
-    taint = yaml.safe_load((DAEMONSET / "overlays/node-conditions/nodeagent.yaml").read_text())
+    taint = yaml.safe_load((DAEMONSET / "components/node-conditions/nodeagent.yaml").read_text())
     assert taint["cluster"]["taint"]["enabled"]
-    evictions = yaml.safe_load((DAEMONSET / "overlays/evictions/nodeagent.yaml").read_text())
+    evictions = yaml.safe_load((DAEMONSET / "components/evictions/nodeagent.yaml").read_text())
     assert evictions["cluster"]["evict"]["enabled"]
     for job in (named("kueue", "Job", "pretrain"), named("kueue", "MPIJob", "all-reduce")):
         assert key not in str(job), "a toleration would keep the failed node"

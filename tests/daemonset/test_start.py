@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.daemonset.test_chart import OVERLAYS, render
-from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, parsed, pod_specs
-from tests.support.manifests import OVERLAYS as FOLDERS
+from tests.daemonset.test_chart import VALUES, render
+from tests.support.manifests import DAEMONSET, INSTALLATIONS, ROOT, Manifest, built, parsed, pod_specs
 
 pytestmark = pytest.mark.needs("kubectl")
 
@@ -74,19 +73,19 @@ def check(manifests: list[Manifest]) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("overlay", FOLDERS)
+@pytest.mark.parametrize("overlay", INSTALLATIONS)
 def test_a_start_with_the_requested_cpu_ends_before_the_probe_ends_it(overlay: str) -> None:
     assert "nodeagent" in check(built(overlay))
 
 
 @pytest.mark.needs("helm_python")
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", VALUES)
 def test_so_does_one_of_the_chart(overlay: str) -> None:
-    assert "nodeagent" in check(render(OVERLAYS[overlay]))
+    assert "nodeagent" in check(render(VALUES[overlay]))
 
 
 def test_every_part_of_the_image_is_compared() -> None:
-    seen = {name for overlay in FOLDERS for name in check(built(overlay))}
+    seen = {name for overlay in INSTALLATIONS for name in check(built(overlay))}
     assert {"nodeagent", "vfs", "mps", "attach", "controller"} <= seen
 
 

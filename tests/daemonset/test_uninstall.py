@@ -58,7 +58,7 @@ def hypernode(name: str, source: str) -> dict[str, Any]:
 def populate(server: ApiServer) -> None:
     for one in ("CustomResourceDefinition", "nodelinks.nodeagent.io"), ("Namespace", "nodeagent"):
         server.put(named(built(), *one))
-    server.put(named(built("overlays/rails"), "CustomResourceDefinition", "railpartners.nodeagent.io"))
+    server.put(named(built("components/rails"), "CustomResourceDefinition", "railpartners.nodeagent.io"))
     hypernodes = {"group": "topology.volcano.sh", "scope": "Cluster", "versions": [
         {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
     ], "names": {"kind": "HyperNode", "listKind": "HyperNodeList", "plural": "hypernodes"}}  # fmt: skip

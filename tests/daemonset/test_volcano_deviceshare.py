@@ -33,16 +33,18 @@ TOKEN = {NODE: ["gpu-0"], UID: ["u-0"]}
 @pytest.fixture(scope="module")
 def everything() -> list[Manifest]:
     """The overlay, and the policies that it leaves to the administrator."""
-    optional = [(DAEMONSET / "volcano-deviceshare" / name).read_text() for name in OPTIONAL]
+    optional = [
+        (DAEMONSET / "components/volcano-deviceshare/objects" / name).read_text() for name in OPTIONAL
+    ]
     return [
-        *built("overlays/volcano-deviceshare"),
+        *built("components/volcano-deviceshare"),
         *(it for one in optional for it in yaml.safe_load_all(one)),
     ]
 
 
 def test_the_overlay_checks_no_other_device_plugin() -> None:
     """Volcano's own one reports on the pods of other nodes, and erases the choice that it has allocated."""
-    overlay = built("overlays/volcano-deviceshare")
+    overlay = built("components/volcano-deviceshare")
     plugin = "system:serviceaccount:kube-system:volcano-device-plugin"
     report = note(**{notes.BIND_PHASE: "success", notes.PLACED_AT: notes.DONE_AT, notes.TO_ALLOCATE: ""})
     assert refusals(overlay, update(plugin, report)) == []

@@ -42,7 +42,7 @@ from tests.daemonset.test_rbac import (
 )
 from tests.support.admission import Request, refusals
 from tests.support.dra_node import NODE as CLAIM_NODE
-from tests.support.manifests import OVERLAYS, ROOT, Manifest, built, key
+from tests.support.manifests import INSTALLATIONS, ROOT, Manifest, built, key
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
 
@@ -83,7 +83,7 @@ WORK: tuple[tuple[Callable[[ApiServer], Awaitable[None]], NodeClaim], ...] = (
 
 def everything() -> list[Manifest]:
     """The objects of all overlays, with each policy and each right."""
-    return list({str(key(one)): one for overlay in OVERLAYS for one in built(overlay)}.values())
+    return list({str(key(one)): one for overlay in INSTALLATIONS for one in built(overlay)}.values())
 
 
 async def recorded(manifests: list[Manifest]) -> tuple[list[Request], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import fnmatch
+import os
 import pkgutil
 import re
 import shlex
@@ -18,9 +19,19 @@ import yaml
 
 from nodeagent import cli
 from nodeagent.agent_config import load
+from nodeagent.commands.feature_table import FEATURES
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints
-from tests.support.manifests import DAEMONSET, ROOT, Manifest, parsed, pod_specs
+from tests.support.manifests import (
+    DAEMONSET,
+    OVERLAYS,
+    ROOT,
+    Manifest,
+    configurations,
+    parsed,
+    pod_specs,
+    rendered,
+)
 from tests.support.syntax_trees import no_garbage_collection
 
 PAGES = sorted(
@@ -188,11 +199,19 @@ def test_each_object_on_a_page_is_valid_as_it_is_written() -> None:
             assert complaints(one, version) == [], f"{page}: {one['kind']}"
 
 
-def test_the_tutorial_writes_a_valid_configuration_and_asks_for_what_the_overlay_offers() -> None:
+@pytest.mark.needs("kubectl")
+def test_the_tutorial_writes_a_valid_configuration_and_asks_for_what_the_overlay_offers(
+    tmp_path: Path,
+) -> None:
     page = ROOT / "docs" / "tutorial.md"
-    (copied, to) = re.findall(r"^cp (\S+) (\S+)$", page.read_text(), re.M)[0]
-    (appended,) = re.findall(rf"^cat >>{re.escape(to)} <<'EOF'\n(.*?)^EOF$", page.read_text(), re.M | re.S)
-    config = load((ROOT / copied).read_text() + appended, name=to)
+    written = dict(re.findall(r"^cat >(\S+) <<'EOF'\n(.*?)^EOF$", page.read_text(), re.M | re.S))
+    for name, text in written.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text.replace("../daemonset", os.path.relpath(DAEMONSET, file.parent.resolve())))
+    assert "\nkubectl apply -k try\n" in page.read_text()
+    config, _ = configurations(parsed(rendered(tmp_path / "try")))
+    assert config.cluster.evict.after_seconds == 20
     assert (config.cluster.evict.enabled, config.cluster.evict.taint) == (True, True)
     (job,) = objects(page)
     (container,) = job["spec"]["template"]["spec"]["containers"]
@@ -220,11 +239,31 @@ def test_the_applied_manifests_run_the_pushed_image(page: str) -> None:
     assert f"--set image.repository={pushed.rpartition(':')[0]}" in text
 
 
-def test_every_overlay_is_listed() -> None:
+def test_every_overlay_and_component_is_listed() -> None:
     for page in ("daemonset/README.md", "docs/install.md"):
         text = (ROOT / page).read_text()
-        for folder in (DAEMONSET / "overlays").iterdir():
-            assert f"overlays/{folder.name}" in text, f"{page} does not list overlays/{folder.name}"
+        for overlay in OVERLAYS:
+            assert overlay in text, f"{page} does not list {overlay}"
+        for row in FEATURES:
+            assert re.search(rf"^\|.*`{row.name}`", text, re.M), f"{page} does not list {row.name}"
+
+
+ENDED = re.compile(rf"overlays/(?:{'|'.join(row.name for row in FEATURES)}|node-pool)(?![\w-])")
+
+
+def test_only_the_page_of_upgrades_and_the_evidence_name_an_overlay_that_has_ended() -> None:
+    """The evidence names what ran at its date."""
+    here = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    allowed = ("docs/upgrade.md", "docs/reference/verified.md", "daemonset/overlays/", "tests/")
+    named = [
+        path
+        for path in here
+        if not path.startswith(allowed) and path.endswith((".md", ".py", ".yaml", ".yml", ".sh", ".tpl"))
+        if ENDED.search((ROOT / path).read_text())
+    ]
+    assert named == []
 
 
 VAGUE = re.compile(r"(?<!Node )\b(?:problem|issue|complaint)s?\b(?! \d| Detector)", re.I)

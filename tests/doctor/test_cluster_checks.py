@@ -477,7 +477,7 @@ async def test_the_doctor_names_a_gpu_that_another_dra_driver_publishes(tmp_path
 def test_the_rights_of_mode_dra_are_those_of_its_manifest() -> None:
     roles = [
         obj
-        for obj in yaml.safe_load_all((MANIFESTS / "dra/rbac.yaml").read_text())
+        for obj in yaml.safe_load_all((MANIFESTS / "components/dra/objects/rbac.yaml").read_text())
         if obj["kind"] == "ClusterRole"
     ]
     rights = {(one.group, one.resource, verb, one.name) for one in DRA_RIGHTS for verb in one.verbs}

@@ -278,7 +278,7 @@ def test_the_modes_are_checked_and_static_devices_stay_with_the_device_plugin() 
     static = Offer(load(CONFIG.replace("{kind: mig, mode: dra}", "{kind: mig}"), name="c.yaml"))
     assert static.dra_pools == {"gpu"}
     blind = replace(snapshot, gpus=tuple(replace(gpu, mig_profiles=()) for gpu in snapshot.gpus))
-    assert ["overlays/mig-claims" in it.message for it in offer.troubles(blind)] == [True, True]
+    assert ["components/mig-claims" in it.message for it in offer.troubles(blind)] == [True, True]
 
 
 # --- claims ---------------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ async def test_without_the_numbers_of_the_device_nodes_a_claim_is_refused_and_no
     node = Node(tmp_path)
     (tmp_path / "host/proc/devices").unlink()
     claim = node.claim("a", ("1g.10gb", 6))
-    with pytest.raises(Refused, match="overlays/mig-claims"):
+    with pytest.raises(Refused, match="components/mig-claims"):
         await node.claims.prepare(reference(claim))
     await node.claims.unprepare(reference(claim))
     assert node.driver.slots == set()

@@ -35,7 +35,7 @@ RAILS = structs.replace(
     RULES, rails=FabricRailsSettings(probe=True), tiers=TierSettings(assume_full_bisection=True)
 )
 UNITS, EACH, LINKS = 4, 8, 2
-DEFINITION = yaml.safe_load((ROOT / "daemonset/rails/railpartners.yaml").read_text())
+DEFINITION = yaml.safe_load((ROOT / "daemonset/components/rails/objects/railpartners.yaml").read_text())
 
 
 def probing(unit: int, number: int, *, state: str = "healthy") -> dict[str, Any]:

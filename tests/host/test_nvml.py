@@ -738,7 +738,7 @@ def test_what_stops_half_way_is_continued_or_taken_back(young, machine, start):
     machine.set(*lines)
     assert nvml.ask("remove", "GPU-0", 19, 6, 1) is None
     machine.set(*lines, "fail nvmlDeviceCreateGpuInstanceWithPlacement 4")
-    assert "overlays/mig-claims" in nvml.ask("make", "GPU-0", 19, 6, 1, True)["refused"]
+    assert "components/mig-claims" in nvml.ask("make", "GPU-0", 19, 6, 1, True)["refused"]
 
 
 def test_without_mig_mode_or_gpu_there_is_nothing_to_remove(young, machine, start):
@@ -784,7 +784,7 @@ def test_a_gpu_in_mig_mode_without_permission_names_the_remedy(young, machine, s
     (reading,) = start(young).gpus()
     assert reading.mig
     assert reading.mig_devices is None
-    assert reading.fault.endswith("; on a GPU in MIG mode the agent needs overlays/mig")
+    assert reading.fault.endswith("; on a GPU in MIG mode the agent needs components/mig")
 
 
 def test_an_old_driver_has_no_mig_devices(old, machine, start):

@@ -26,7 +26,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from tests.support.manifests import DAEMONSET, OVERLAYS, Manifest, built, files, parsed
+from tests.support.manifests import DAEMONSET, INSTALLATIONS, Manifest, built, files, parsed
 
 FOLDER = Path(__file__).parent
 
@@ -125,7 +125,7 @@ def closed(schema: Any) -> Any:
 
 def own_objects(extract: dict[str, Any]) -> Iterator[tuple[str, Manifest]]:
     """Our objects of this kind, from the overlays and the examples, with the place of each."""
-    places = [(f"daemonset/{overlay}", built(overlay)) for overlay in OVERLAYS]
+    places = [(f"daemonset/{overlay}", built(overlay)) for overlay in INSTALLATIONS]
     places += [
         (str(one.relative_to(DAEMONSET.parent)), parsed(one.read_text()))
         for one in files(DAEMONSET / "examples")

@@ -401,8 +401,8 @@ def test_the_limit_of_the_container_toolkit_is_read_back_and_never_set(
 @pytest.mark.parametrize(
     ("hidden", "reason"),
     [
-        ("var/log/pods", "overlays/gpu-memory-limits"),
-        ("var/log/containers", "overlays/gpu-memory-limits"),
+        ("var/log/pods", "components/gpu-memory-limits"),
+        ("var/log/containers", "components/gpu-memory-limits"),
         ("sys/fs/cgroup", "does not see"),
     ],
 )

@@ -62,7 +62,7 @@ def reports(folder: Path) -> list[dict[str, Any]]:
 
 def definitions() -> list[dict[str, Any]]:
     """The definitions of our own kinds."""
-    files = ("base/cluster/nodelinks.yaml", "rails/railpartners.yaml")
+    files = ("base/cluster/nodelinks.yaml", "components/rails/objects/railpartners.yaml")
     return [yaml.safe_load((DAEMONSET / file).read_text()) for file in files]
 
 

@@ -207,7 +207,7 @@ def _offer(
     }
     if way == "mps":
         draft.sections.setdefault("gpu", {})["mps"] = {"threads": "share"}
-        draft.note(where, "it needs `nodeagent mps` beside the agent (overlays/gpu-mps)")
+        draft.note(where, "it needs `nodeagent mps` beside the agent (components/gpu-mps)")
     draft.resources.append(DraftEntry(where, settings))
 
 

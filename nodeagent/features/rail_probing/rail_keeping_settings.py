@@ -14,7 +14,7 @@ class FabricRailsSettings(Settings, frozen=True, kw_only=True):
         bool,
         setting(
             "Choose partners for each rail, write them as RailPartners objects, and name the link, leaf switch or tier "
-            "that loses packets. Off by default: it needs rights and a definition of its own (overlays/rails)."
+            "that loses packets. Off by default: it needs rights and a definition of its own (components/rails)."
         ),
     ] = False
     per_second: Annotated[

@@ -41,7 +41,7 @@ class RailsSettings(Settings, frozen=True, kw_only=True):
         bool,
         setting(
             "Send small packets over each rail to the partners that the controller chose, and answer theirs. Needs "
-            "`rails` of the controller, and overlays/rails. Off by default: nothing is sent."
+            "`rails` of the controller, and components/rails. Off by default: nothing is sent."
         ),
     ] = False
     port: Annotated[

@@ -71,7 +71,7 @@ class Seen:
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[tuple[ApiServer, RailCluster, Seen]]:
     server = ApiServer(seed=1)
-    server.put(yaml.safe_load((ROOT / "daemonset/rails/railpartners.yaml").read_text()))
+    server.put(yaml.safe_load((ROOT / "daemonset/components/rails/objects/railpartners.yaml").read_text()))
 
     def access(user: str, folder: Path) -> Path:
         content = {

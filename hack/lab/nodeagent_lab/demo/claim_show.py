@@ -54,7 +54,7 @@ listen: null
 """
 _PLACES = {"pcie-root": "below", "numa-node": "on NUMA node"}
 _CLASSES = {"gpu-share": "gpu", "nic": "nic"}
-"""The DeviceClasses without a rail, as ``daemonset/dra`` has them, and the kind that each selects."""
+"""The DeviceClasses without a rail, as ``daemonset/components/dra`` has them, and the kind that each selects."""
 
 Json = dict[str, Any]
 
