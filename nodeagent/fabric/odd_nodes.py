@@ -6,7 +6,7 @@
   changed to the same value, neither those that have it nor those that lack it are odd. A node that has just changed, or
   reported for the first time, is not odd for ``ROLLOUT_S`` either.
 * What is known stands in the reports, with dates. So the judgement needs no memory, and a restart changes nothing.
-* A value that the settings expect (``Expected``) is no vote: each node that has another is odd at once.
+* A value that the settings expect (``ExpectedValue``) is no vote: each node that has another is odd at once.
 * A node under planned work is never odd. A node that lies is odd itself, and makes no other one so.
 """
 

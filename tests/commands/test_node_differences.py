@@ -228,3 +228,11 @@ def test_a_capture_of_an_earlier_version_has_less_and_no_difference(tmp_path, ca
     (Path(other) / ".nodeagent/nic_settings.json").unlink()
     (Path(other) / "proc/cmdline").unlink()
     assert run(capsys, "diff", one, other)[0] == 0
+
+
+def test_the_name_of_a_folder_is_shown_as_plain_text(tmp_path, capsys):
+    one, other = captured(tmp_path / "o\x1b[31mne", capsys), captured(tmp_path / "other", capsys)
+    (Path(other) / "proc/cmdline").write_text("quiet\n")
+    code, out, _ = run(capsys, "diff", one, other)
+    assert code == 1
+    assert "\x1b" not in out

@@ -41,6 +41,14 @@ def test_the_first_screen_has_both_pictures_and_the_first_command_shows_the_map(
     assert command.strip().count("\n") == 2, "three commands"
 
 
+def test_the_commands_to_try_are_there_after_the_first_of_them_in_a_fresh_copy() -> None:
+    """`make demo` makes an environment of its own where that of the tests is not there."""
+    block = README.read_text().split("```")[1]
+    (place,) = re.findall(r"^DEMO := .*,(\S+)\)$", (ROOT / "Makefile").read_text(), re.M)
+    started = [line.split()[0] for line in block.strip().splitlines()]
+    assert started == ["make", "make", f"{place}/bin/nodeagent"]
+
+
 def test_the_front_pages_are_short() -> None:
     words = {name: len((ROOT / name).read_text().split()) for name in ("README.md", "CONTRIBUTING.md")}
     assert words["README.md"] <= 900, words

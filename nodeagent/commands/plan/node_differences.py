@@ -78,7 +78,7 @@ def _print_table(nodes: list[str], against: str, found: list[Difference], count:
         (one.value, one.here, one.other, *((f"{one.nodes} of {one.peers}",) if alone else ()))
         for one in found
     ]
-    heads = ("VALUE", nodes[0], against, *(("NODES",) if alone else ()))
+    heads = ("VALUE", shown(nodes[0]), shown(against), *(("NODES",) if alone else ()))
     if rows:
         print("\n".join(columns(heads, rows, screen())))
         print()
