@@ -695,8 +695,8 @@ CONTROLLER: dict[str, Note] = {
         "Above 0: nodeagent job -n NAMESPACE KIND/NAME names the links. At most 200 jobs, those in trouble first; "
         "needs jobs and cluster.reportHolders."),
     "job_stalled_seconds": Note(
-        "Above 0: alert NodeFabricJobStalled; nodeagent job NAME --rails names who did not arrive. Needs traffic.report of "
-        "the agents."),
+        "Above 0: alert NodeFabricJobStalled; nodeagent job NAME --rails names who did not arrive. Needs "
+        "traffic.report of the agents."),
     "job_rails_below_peers": Note(
         "Above 0: nodeagent job NAME --rails names the rails. Needs traffic.report of the agents."),
     "job_leaf_groups": Note("Of the same jobs; nodeagent job prints the fewest possible beside it."),
