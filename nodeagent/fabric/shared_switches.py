@@ -55,7 +55,8 @@ class _SharedSwitches:
         Few means less than half of the second one's. Half of the members of ``leaf`` have a neighbor on this rail, half
         of these at such switches: few may be at other odd switches. The second switch needs two members that the first
         one has not, and two on this rail, since one may be a wrong cable. Else the first one has no more than two, and
-        all are at the rail; or it has no more than half of those at the rail, and others are at a switch each.
+        all have this rail at such switches; or it has no more than half of those at the rail, and others are at a
+        switch each.
 
         While fewer have a neighbor on this rail, three members are needed at switches beside the first one: one may be
         a wrong cable then, and one may lie.
@@ -83,7 +84,7 @@ class _SharedSwitches:
             elif (
                 (-both - common > 1 or (both < -1 and self._count_beside(leaf, other, most) > 1))
                 and graph.members_on(other, rail) > 1
-            ) or (-2 * first <= graph.degree(leaf) - silent if first < -2 else not silent):
+            ) or (-2 * first <= graph.degree(leaf) - silent if first < -2 else here >= graph.degree(leaf)):
                 return both, most, other
             else:
                 return None

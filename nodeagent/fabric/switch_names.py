@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ class SwitchNames:
         return {key: tuple(sorted(same)) for key, same in names.items()}
 
     def key_of(self, name: str) -> str:
-        """The key of the switch that uses this system name."""
+        """The key of the switch that uses this system name: of several, the one that the name identifies."""
         whole = full_key(name)
         announcements = self._by_name.get(short(whole), ())
         keys = (
@@ -89,7 +90,7 @@ class SwitchNames:
             for announcement in announcements
             if full_key(announcement.name) == whole and announcement in self.keys
         )
-        return min(keys, default=short(whole))
+        return min(keys, key=lambda key: (key not in (whole, short(whole)), key), default=short(whole))
 
     def _index(self, patterns: Iterable[CablingPattern]) -> None:
         users = self._patterns
@@ -164,6 +165,9 @@ class SwitchNames:
                 for distinct_name, same in self._split_by_domain(name, announcements):
                     if self._is_one_switch(distinct_name, same):
                         named.append(NamedSwitch(distinct_name, same))
+                    elif known := _known_to_others(same, self._patterns, self.record, distinct_name):
+                        named.append(NamedSwitch(distinct_name, known))
+                        chosen.update(self._assign_separately(distinct_name, same, except_for=known))
                     else:
                         chosen.update(self._assign_separately(distinct_name, same))
         for switch in join_by_chassis(named, self._default_chassis):
@@ -196,14 +200,21 @@ class SwitchNames:
             self._assign_separately(name, announcements, is_generic=True)
 
     def _assign_separately(
-        self, name: str, announcements: Collection[SwitchAnnouncement], *, is_generic: bool = False
+        self,
+        name: str,
+        announcements: Collection[SwitchAnnouncement],
+        *,
+        is_generic: bool = False,
+        except_for: Collection[SwitchAnnouncement] = (),
     ) -> dict[str, str]:
-        """Assign the keys of announcements that their name does not identify. Returns them by chassis ID."""
+        """Assign the keys of announcements that their name does not identify. Returns them by chassis ID. Those
+        ``except_for`` keep the name."""
         keys = self._separate(announcements)
         if len(keys) < len(announcements):
             self._report_ambiguous(name, announcements)
         elif not is_generic:
-            self._report_duplicate(name, announcements, len(set(keys.values())))
+            self._report_duplicate(name, announcements, len(set(keys.values())), kept=bool(except_for))
+        keys = {announcement: key for announcement, key in keys.items() if announcement not in except_for}
         for announcement, key in keys.items():
             self._assign((announcement,), key)
         return {announcement.chassis: key for announcement, key in keys.items()}
@@ -213,23 +224,24 @@ class SwitchNames:
 
         A chassis ID with several ports is that of a switch. Several IDs with one port each are one switch if these
         ports differ and all of them have a common address. Left out are announcements of which this is not known. One
-        node whose report contradicts what all others say decides about its own announcements alone.
+        node whose report contradicts what all others say decides about its own announcements alone. If it is one of two
+        that contradict each other, the ports of neither count, and both keep their address.
         """
         addressed = any(announcement.addresses for announcement in announcements)
-        odd = _odd_one(announcements, self._patterns, one_switch=False) if addressed else ""
+        odd = _odd_ones(announcements, self._patterns, one_switch=False) if addressed else frozenset[str]()
         own = {
             announcement
             for announcement in announcements
-            if odd and _only_of(self._patterns[announcement], odd)
+            if len(odd) == 1 and _only_of(self._patterns[announcement], odd)
         }
         keys = self._keys_of_ids([each for each in announcements if each not in own], odd)
         keys.update((announcement, self._known_key(announcement)) for announcement in own)
         return keys
 
     def _keys_of_ids(
-        self, announcements: Collection[SwitchAnnouncement], odd: str
+        self, announcements: Collection[SwitchAnnouncement], odd: AbstractSet[str]
     ) -> dict[SwitchAnnouncement, str]:
-        """The same without the ports that one node reports."""
+        """The same without the ports that these nodes report."""
         ports = {announcement.chassis: set[str]() for announcement in announcements}
         nodes: set[str] = set()
         for announcement in announcements:
@@ -244,8 +256,8 @@ class SwitchNames:
         keys: dict[SwitchAnnouncement, str] = {}
         for address, told in by_common_address(announcements).items():
             same, differ = told, not overlap([ports[chassis] for chassis in {each.chassis for each in told}])
-            if address and not differ and (odd := _odd_one(told, self._patterns, one_switch=True)):
-                own = {announcement for announcement in told if _only_of(self._patterns[announcement], odd)}
+            if address and not differ and (odd := _odd_ones(told, self._patterns, one_switch=True)):
+                own = {one for one in told if len(odd) == 1 and _only_of(self._patterns[one], odd)}
                 keys.update((announcement, self._known_key(announcement)) for announcement in own)
                 same, differ = [each for each in told if each not in own], True
             chassis = {announcement.chassis for announcement in same}
@@ -270,11 +282,12 @@ class SwitchNames:
         return self._known_address(announcement) or chassis_key(announcement.chassis)
 
     def _report_duplicate(
-        self, name: str, announcements: Iterable[SwitchAnnouncement], switches: int
+        self, name: str, announcements: Iterable[SwitchAnnouncement], switches: int, *, kept: bool
     ) -> None:
         chassis = sorted({announcement.chassis for announcement in announcements})
         listed = ", ".join(shown(chassis_id.partition("=")[2]) for chassis_id in chassis[:4])
         by = "chassis ID" if switches == len(chassis) else "management address"
+        by += ", except for the one that several nodes report" if kept else ""
         self._report(
             AnomalyKind.DUPLICATE_SYSTEM_NAME,
             name,
@@ -361,7 +374,7 @@ class SwitchNames:
             ]
             two = all(addresses) and not set.intersection(*addresses)
         if two or recorded_apart:
-            odd = _odd_one(announcements, self._patterns, one_switch=True)
+            odd = _odd_ones(announcements, self._patterns, one_switch=True)
             return bool(odd) and not any(
                 map(
                     is_recorded_apart,
@@ -382,9 +395,9 @@ class SwitchNames:
         self.anomalies.append(Anomaly(kind, "", "", name, message))
 
     def _ports(
-        self, announcements: Iterable[SwitchAnnouncement], without: str = ""
+        self, announcements: Iterable[SwitchAnnouncement], without: Container[str] = ()
     ) -> tuple[set[str], set[str]]:
-        """The ports with a current neighbor, and those with a stale one; not those that one node reports."""
+        """The ports with a current neighbor, and those with a stale one; not those that some nodes report."""
         fresh: set[str] = set()
         stale: set[str] = set()
         for announcement in announcements:
@@ -392,7 +405,7 @@ class SwitchNames:
                 for i, slot in enumerate(pattern.shape):
                     if slot.neighbor == announcement:
                         for node, report in pattern.nodes.items():
-                            if node != without:
+                            if node not in without:
                                 port = report.ports[i] or announcement.chassis
                                 (stale if i in report.stale else fresh).add(port)
         return fresh, stale
@@ -441,9 +454,9 @@ def overlap(sets: Collection[set[str]]) -> bool:
     return sum(map(len, sets)) > len(set[str]().union(*sets))
 
 
-def _only_of(patterns: Iterable[CablingPattern], node: str) -> bool:
+def _only_of(patterns: Iterable[CablingPattern], nodes: AbstractSet[str]) -> bool:
     """No other node has these."""
-    return all(pattern.nodes.keys() == {node} for pattern in patterns)
+    return all(pattern.nodes.keys() <= nodes for pattern in patterns)
 
 
 def _nodes_of_ports(
@@ -480,17 +493,17 @@ def _named_by_one(
     }
 
 
-def _odd_one(
+def _odd_ones(
     announcements: Iterable[SwitchAnnouncement],
     users: Mapping[SwitchAnnouncement, Collection[CablingPattern]],
     *,
     one_switch: bool,
-) -> str:
-    """The node without whose report these chassis IDs have one port each, as with an ID for each port; of
-    ``one_switch``, no two have the same.
+) -> frozenset[str]:
+    """The nodes without any one of whose reports these chassis IDs have one port each, as with an ID for each port; of
+    ``one_switch``, no two have the same. Two, where one report contradicts another one: nothing says which one is odd.
 
-    Empty, if there is none, or if fewer than three IDs, or two nodes, are left. A switch with one ID has several
-    ports for two nodes already.
+    None, if fewer than three IDs, or two nodes, are left without one of them. A switch with one ID has several ports
+    for two nodes already.
     """
     by_chassis: dict[str, list[SwitchAnnouncement]] = {}
     for announcement in announcements:
@@ -499,23 +512,42 @@ def _odd_one(
     ids_of_port: dict[str, dict[str, set[str]]] = {}
     for chassis, same in by_chassis.items():
         if is_guid(chassis):
-            return ""
+            return frozenset()
         ports = _nodes_of_ports(same, users)
         if len(ports) > 1:
             suspects = _who_alone_tells(ports, suspects)
             if not suspects:
-                return ""
+                return frozenset()
         for port, nodes in ports.items() if one_switch else ():
             ids_of_port.setdefault(port, {})[chassis] = nodes
     for ids in ids_of_port.values():
         if len(ids) > 1:
             suspects = _who_alone_tells(ids, suspects)
-    for node in sorted(suspects or ()):
-        left = [same for same in by_chassis.values() if not all(_only_of(users[one], node) for one in same)]
+    found: set[str] = set()
+    for node in suspects or ():
+        left = [same for same in by_chassis.values() if not all(_only_of(users[one], {node}) for one in same)]
         patterns = chain.from_iterable(users[one] for one in chain.from_iterable(left))
         if len(left) > 2 and len({*chain.from_iterable(pattern.nodes for pattern in patterns)} - {node}) > 1:
-            return node
-    return ""
+            found.add(node)
+    return frozenset(found)
+
+
+def _known_to_others(
+    announcements: Iterable[SwitchAnnouncement],
+    users: Mapping[SwitchAnnouncement, Iterable[CablingPattern]],
+    record: Mapping[str, str],
+    name: str,
+) -> tuple[SwitchAnnouncement, ...]:
+    """The announcements of the one chassis ID that two nodes have under this name, if one further node alone reports
+    the other IDs: the switch keeps its name. None, where it was known by its ID before."""
+    nodes: dict[str, set[str]] = {}
+    for one in announcements:
+        nodes.setdefault(one.chassis, set()).update(chain.from_iterable(p.nodes for p in users[one]))
+    for chassis, told in nodes.items():
+        others = set[str]().union(*(nodes[other] for other in nodes if other != chassis))
+        if len(others) == 1 and len(told - others) > 1 and record.get(chassis, name) == name:
+            return tuple(one for one in announcements if one.chassis == chassis)
+    return ()
 
 
 def _has_names_of_others(
@@ -527,7 +559,7 @@ def _has_names_of_others(
     """One node alone reports each name of an ID, and others have these names with other IDs: it joins nothing."""
     for name, announcements in by_name.items():
         node, *others = {*chain.from_iterable(p.nodes for one in announcements for p in users[one])}
-        if others or all(each.chassis == chassis or _only_of(users[each], node) for each in named[name]):
+        if others or all(each.chassis == chassis or _only_of(users[each], {node}) for each in named[name]):
             return False
     return True
 
