@@ -59,6 +59,7 @@ bench: $(VENV)/.ready  ## what agent and controller cost: the table of the agent
 	$(BIN)/python hack/bench_fabric.py $(if $(filter --quick,$(ARGS)),1000 10000)
 	$(BIN)/python hack/bench_controller.py $(if $(filter --quick,$(ARGS)),1000)
 	$(BIN)/python hack/bench_rails.py $(filter --quick,$(ARGS))
+	$(BIN)/python hack/bench_stalls.py $(filter --quick,$(ARGS))
 
 site: .cache/site-venv  ## the documentation as a site in dist/site, offline after the first time
 	.cache/site-venv/bin/python hack/site/build.py $(ARGS)

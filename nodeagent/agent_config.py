@@ -18,6 +18,7 @@ from nodeagent.config.settings_file import Built, entries, read_settings, sectio
 from nodeagent.config.yaml_tree import YamlNode, locate
 from nodeagent.features.nvsentinel.sentinel_settings import NvSentinelSettings, nvsentinel_conflicts
 from nodeagent.features.peer_values.peers_settings import PeersSettings
+from nodeagent.features.pod_traffic.traffic_settings import TrafficSettings
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.health.gpu_settings import (
     GpuAccountingSettings,
@@ -128,6 +129,9 @@ class Config(Settings, frozen=True, kw_only=True):
     peers: Annotated[
         PeersSettings, setting("Comparison of this node with others of its model.", restart=True)
     ] = PeersSettings()
+    traffic: Annotated[TrafficSettings, setting("Whether the VFs of pods carry traffic.", restart=True)] = (
+        TrafficSettings()
+    )
     health: Annotated[
         HealthSettings, setting("Rules for the health of NICs, and a guard for NICs and GPUs.")
     ] = HealthSettings()

@@ -14,6 +14,7 @@ from nodeagent.agent_config import Config, by_volcano, config_digest
 from nodeagent.features.netdevs_in_pods import netdevs_task
 from nodeagent.features.nvsentinel import sentinel_task
 from nodeagent.features.peer_values import compare_task
+from nodeagent.features.pod_traffic import traffic_task
 from nodeagent.features.rail_probing import probe_task
 from nodeagent.features.seam import AgentCore, AgentPart
 from nodeagent.features.volcano_deviceshare import deviceshare_task
@@ -51,6 +52,7 @@ AGENT = (
             core, now().peers, lambda: (__version__, config_digest(now())[:8])
         ),
     ),
+    AgentRow("traffic", lambda core, now: traffic_task.start_traffic(core, now().traffic)),
     AgentRow(
         "volcano",
         lambda core, now: deviceshare_task.start_deviceshare(core, lambda: by_volcano(now())),

@@ -694,6 +694,11 @@ CONTROLLER: dict[str, Note] = {
     "job_links_degraded": Note(
         "Above 0: nodeagent job -n NAMESPACE KIND/NAME names the links. At most 200 jobs, those in trouble first; "
         "needs jobs and cluster.reportHolders."),
+    "job_stalled_seconds": Note(
+        "Above 0: alert NodeFabricJobStalled; nodeagent job NAME --rails names who did not arrive. Needs "
+        "traffic.report of the agents."),
+    "job_rails_below_peers": Note(
+        "Above 0: nodeagent job NAME --rails names the rails. Needs traffic.report of the agents."),
     "job_leaf_groups": Note("Of the same jobs; nodeagent job prints the fewest possible beside it."),
     "task_restarts_total": Note("Rising: the log has the reason of each restart."),
 }  # fmt: skip

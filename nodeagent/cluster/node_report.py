@@ -43,6 +43,7 @@ from nodeagent.cluster.deliveries import Deliveries, Delivery, incomplete
 from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
 from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fields
 from nodeagent.cluster.reported_gpus import DETAIL_MAX, gpus_in_trouble, gpus_unknown
+from nodeagent.cluster.reported_traffic import reported_traffic
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.fabric.maintenance import MAINTENANCE_LABEL, read_maintenance, under_maintenance
 from nodeagent.fabric.node_values import reported_values
@@ -101,7 +102,7 @@ RailByAddress = Mapping[str, int]
 
 REPORT = NODELINKS.typed(NodeLinks)
 _DECIDED = attrgetter(  # by this node
-    "links", "nvlink_domains", "gpus", "gpu_memory", "holders", "compared"
+    "links", "nvlink_domains", "gpus", "gpu_memory", "holders", "compared", "traffic"
 )
 
 
@@ -125,8 +126,7 @@ def report(
     last, stamp = {link.name: link for link in before.links} if before else {}, rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
     checks = {check.pci_address: check for check in snapshot.rail_checks}
-    reported, names = dict[str, NodeLink](), dict[str, str]()
-    named = nic_names(rails)
+    reported, names, named = dict[str, NodeLink](), dict[str, str](), nic_names(rails)
     for function in snapshot.functions:
         if function.parent is not None:
             continue
@@ -160,6 +160,7 @@ def report(
         gpus=gpus_in_trouble(snapshot, before, stamp, patient=patient, with_pods=with_holders),
         holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
         compared=_compared(snapshot, before, now, patient=patient),
+        traffic=reported_traffic(snapshot, names, before, now, patient=patient),
     )
 
 

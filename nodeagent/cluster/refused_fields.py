@@ -72,7 +72,7 @@ def leave_out(
 
 def _removable(report: dict[str, Any], path: FieldPath) -> FieldPath:
     """The nearest part that can be left out; empty: there is none."""
-    if path[:1] == ("holders",):
+    if path[:1] in (("holders",), ("traffic",)):
         path = path[:1]  # most of their fields are required, and a list without some pods would be misleading
     if path and isinstance(path[-1], str) and not _holds(report, path):
         path = path[:-1]  # a required field that is absent

@@ -46,7 +46,7 @@ def add(add: Add) -> None:
     )
     config_option(parser)
     json_option(parser)
-    parts = parser.add_subparsers(title="parts", metavar="check")
+    parts = parser.add_subparsers(title="parts", metavar="check|traffic")
     check = parts.add_parser(
         "check",
         help="send a burst over all rails of node A, this one, to node B: before a job starts",
@@ -64,6 +64,55 @@ def add(add: Add) -> None:
     json_option(check, of_part=True)
     common_options(check, of_part=True)
     check.set_defaults(verb=_check)
+    traffic = parts.add_parser(
+        "traffic",
+        help="what each pod of this node carries on each rail",
+        description="Asks the running agent, which counts if `traffic.report` is on: what the VFs of each pod sent\n"
+        "and received between the last two readings (samples.vfSeconds), and since when each is quiet. Exit\n"
+        "status 2: no agent answers, or it does not count.",
+        formatter_class=parser.formatter_class,
+    )
+    json_option(traffic, of_part=True)
+    common_options(traffic, of_part=True)
+    traffic.set_defaults(verb=_traffic)
+
+
+def _traffic(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from nodeagent.console.agent_query import AgentQueryError, ask_for
+    from nodeagent.console.terminal import joined, note, screen, screen_section
+    from nodeagent.fabric.traffic_figures import TrafficFigures
+
+    decoder: msgspec.json.Decoder[TrafficFigures] = msgspec.json.Decoder(TrafficFigures)
+    try:
+        answer = ask_for(decoder, "/traffic", load_config(options.config), options.root)
+    except AgentQueryError as error:
+        note(f"{error}: it needs an agent of this version with traffic.report")
+        return USAGE
+    figures, source = answer
+    if figures is None:
+        note(f"no agent runs here ({source}), and the agent counts: start it with traffic.report")
+        return USAGE
+    if options.json:
+        print(msgspec.json.encode(figures).decode())
+        return GOOD
+    rows = [
+        (
+            *(f"{pod.namespace}/{pod.pod}", vf.link),
+            *(_gbps(rate) if vf.measured else "not measured" for rate in (vf.sent, vf.received)),
+            None if vf.quiet_s is None else f"{vf.quiet_s:.0f} s",
+        )
+        for pod in figures.pods
+        for vf in pod.vfs
+    ]
+    heads = ("POD", "RAIL", "SENT", "RECEIVED", "QUIET")
+    print(joined(screen_section("Traffic of pods, Gbit/s", heads, rows, screen())))
+    return GOOD
+
+
+def _gbps(rate: float | None) -> str | None:
+    return None if rate is None else f"{rate * 8e-9:.3g}"
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -43,7 +43,11 @@ EXIT_CODES = {
     **dict.fromkeys(("doctor", "trouble", "job", "cabling", "diff", "rails", "rails check"), LOOKS),
     **dict.fromkeys(("health --problem", "config check", "config from"), LOOKS),
     **dict.fromkeys(
-        ("health", "scan", "neighbors", "gpus", "history", "vfs show", "plan", "explain", "topology"), SHOWS
+        (
+            *("health", "scan", "neighbors", "gpus", "history", "vfs show", "plan", "explain", "topology"),
+            "rails traffic",
+        ),
+        SHOWS,
     ),
     **dict.fromkeys(
         (

@@ -141,6 +141,8 @@ class JobFabric(NamedTuple):
     ``groups`` are the nodes by leaf group; an empty name: those in none. ``fewest`` leaf groups would do: the largest
     ones, filled one after the other. ``links`` are those of the VFs that the pods hold. ``faulty`` are those of them
     whose state is neither healthy nor unused. ``gpus`` are those in trouble that its pods hold, each with its node.
+    ``stalled_s``: for so long its rails are silent and its GPUs wait; 0: it is not stalled. ``rails_below`` are those
+    that are silent or below their peers while the others move. Both are ``None`` if no agent of it judges traffic.
     """
 
     job: JobKey
@@ -149,6 +151,8 @@ class JobFabric(NamedTuple):
     links: tuple[tuple[str, str], ...]
     faulty: tuple[tuple[str, str], ...]
     gpus: tuple[tuple[str, str], ...] = ()
+    stalled_s: float | None = None
+    rails_below: int | None = None
 
     @property
     def leaf_groups(self) -> int:
@@ -284,6 +288,7 @@ def in_trouble_first(jobs: Iterable[JobFabric], limit: int) -> list[JobFabric]:
     """At most ``limit`` jobs: first those with most faulty links and GPUs, then those with leaf groups to spare."""
 
     def order(one: JobFabric) -> tuple[int, int, JobKey]:
-        return -len(one.faulty) - len(one.gpus), one.fewest - one.leaf_groups, one.job
+        troubled = len(one.faulty) + len(one.gpus) + (one.rails_below or 0) + bool(one.stalled_s)
+        return -troubled, one.fewest - one.leaf_groups, one.job
 
     return sorted(jobs, key=order)[:limit]

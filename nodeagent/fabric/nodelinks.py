@@ -200,6 +200,32 @@ class ComparedValues(Wire, frozen=True, kw_only=True):
     since: str | None = None
 
 
+class RailLevel(Wire, frozen=True, kw_only=True):
+    """A VF of a pod whose level differs from that of its pod: ``silent``, ``below`` its peers on this node, or
+    ``unmeasured``."""
+
+    link: str
+    pci_address: str
+    level: str
+    since: str | None = None
+
+
+class TrafficLevel(Wire, frozen=True, kw_only=True):
+    """Whether the rails of a pod carry traffic: ``level`` is ``moving``, ``silent``, ``unused`` or ``unmeasured``, or a
+    word of a later version. ``since``: since when it is silent or unused. ``longest_pause_seconds`` is that of the pod
+    so far, rounded up. ``gpus`` of a silent pod are ``waiting``, ``working`` or ``idle``; ``idle_gpus`` are NVML's
+    indexes. ``rails`` are those that differ."""
+
+    namespace: str
+    pod: str
+    level: str
+    since: str | None = None
+    longest_pause_seconds: int = 0
+    gpus: str | None = None
+    idle_gpus: tuple[int, ...] = ()
+    rails: tuple[RailLevel, ...] = ()
+
+
 class Metadata(Wire, frozen=True, kw_only=True):
     """The part of the object's metadata that is used."""
 
@@ -212,8 +238,9 @@ class Metadata(Wire, frozen=True, kw_only=True):
 class NodeLinks(Wire, frozen=True, kw_only=True):
     """The report of one node. ``metadata.name`` must be the node's name too. ``nvlink_domains`` has one entry if its
     GPUs agree, and none if no GPU is in a domain. ``gpus`` are those in trouble alone, at most ``GPUS_MAX``.
-    ``holders`` is empty unless the node is set to report them, and ``compared`` is absent unless it is set to compare
-    values; they stand beside the links, so that a change of them makes no plan."""
+    ``holders`` is empty unless the node is set to report them, ``compared`` is absent unless it is set to compare
+    values, and ``traffic`` is empty unless it judges traffic; they stand beside the links, so that a change of them
+    makes no plan."""
 
     api_version: str | None = None
     kind: str | None = None
@@ -225,6 +252,7 @@ class NodeLinks(Wire, frozen=True, kw_only=True):
     gpus: tuple[ReportedGpu, ...] = ()
     holders: tuple[VfHolder, ...] = ()
     compared: ComparedValues | None = None
+    traffic: tuple[TrafficLevel, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(NodeLinks)

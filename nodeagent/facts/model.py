@@ -439,6 +439,36 @@ class RailCheck(msgspec.Struct, frozen=True):
     legs: tuple[LossyLeg, ...] = ()
 
 
+class RailTraffic(msgspec.Struct, frozen=True):
+    """A VF of a pod whose level differs from that of the pod: ``silent``, ``below`` its peers, or ``unmeasured``.
+    ``pf`` and ``vf`` are PCI addresses, ``since`` is Unix time."""
+
+    pf: str
+    vf: str
+    level: str
+    since: int | None = None
+
+
+class PodTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """The traffic of the VFs of a pod, as a level that changes seldom: ``moving``, ``silent``, ``unused`` (never since
+    the pod began) or ``unmeasured``.
+
+    ``since`` is the Unix time since when a pod is silent or unused. ``longest_pause`` in seconds is that between two
+    movements, rounded up. ``gpus`` of a silent pod: ``waiting``, ``working`` or ``idle``, empty if it is not known;
+    ``idle_gpus``: NVML's indexes of those that are idle where the others are not. ``at_start``: the pod was there when
+    this agent began, so a level of before may hold."""
+
+    namespace: str
+    pod: str
+    level: str
+    since: int | None = None
+    longest_pause: int = 0
+    gpus: str = ""
+    idle_gpus: tuple[int, ...] = ()
+    rails: tuple[RailTraffic, ...] = ()
+    at_start: bool = False
+
+
 class StaleSource(msgspec.Struct, frozen=True):
     """A source that cannot publish at present. Its last facts stay, and no health is derived from its failure."""
 
@@ -485,6 +515,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """In the order of PCI addresses; empty unless the agent probes its rails."""
     compared: tuple[tuple[str, str], ...] = ()
     """The values that peers should share, by name; empty unless the agent compares (`peers.compare`)."""
+    pod_traffic: tuple[PodTraffic, ...] = ()
+    """By pod; empty unless the agent judges traffic (`traffic.report`)."""
     stale_sources: tuple[StaleSource, ...] = ()
     unreadable: tuple[str, ...] = ()
     unread: tuple[UnreadValue, ...] = ()

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -18,7 +19,9 @@ import msgspec
 
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.fabric import jobs as fabric_jobs
+from nodeagent.fabric.job_traffic import job_pause, rails_below
 from nodeagent.fabric.jobs import APART, FabricOfJobs, HeldLinks, JobFabric, JobPod, ListedPod, by_job
+from nodeagent.fabric.nodelinks import TrafficLevel
 from nodeagent.fabric.planner import Plan
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import PODS
@@ -57,7 +60,8 @@ class ClusterJobs:
             while True:
                 if (plan := self._plans.last) is not None and self.pods.synced.is_set():
                     pods, held = tuple(self.pods.objects.values()), self._holders.held_now()
-                    self.shown = await in_thread(partial(_first, plan, pods, held))
+                    levels, now = self._holders.traffic_now(), time.time()
+                    self.shown = await in_thread(partial(_first, plan, pods, held, levels, now))
                 await asyncio.sleep(EVERY_S)
         finally:
             self.shown = []
@@ -100,6 +104,12 @@ JOB_FAMILIES: tuple[ComputedFamily[ClusterJobs], ...] = (
         lambda jobs: ((one.job, len(one.gpus)) for one in jobs.shown)),
     computed("job_leaf_groups", "namespace,kind,name", "Leaf groups with nodes of the job.",
         lambda jobs: ((one.job, one.leaf_groups) for one in jobs.shown)),
+    computed("job_stalled_seconds", "namespace,kind,name",
+        "Time since all rails of the job are silent while its GPUs wait; 0 while it is not stalled.",
+        lambda jobs: ((one.job, one.stalled_s) for one in jobs.shown if one.stalled_s is not None)),
+    computed("job_rails_below_peers", "namespace,kind,name",
+        "Rails of the job's pods that are silent or below the others of their pod, while the pod moves.",
+        lambda jobs: ((one.job, one.rails_below) for one in jobs.shown if one.rails_below is not None)),
 )  # fmt: skip
 
 
@@ -122,10 +132,33 @@ async def _off(_parameters: Mapping[str, str]) -> Page:
     return Page(404, b"set jobs: true in the configuration of the controller\n")
 
 
-def _first(plan: Plan, pods: Iterable[JobPod | None], held: Callable[[], HeldLinks]) -> list[JobFabric]:
+def _first(
+    plan: Plan,
+    pods: Iterable[JobPod | None],
+    held: Callable[[], HeldLinks],
+    traffic: Callable[[], Mapping[tuple[str, str], TrafficLevel]] = dict,
+    now: float = 0.0,
+) -> list[JobFabric]:
     """A job without a VF is left out, unless a GPU of it is in trouble: its links are not known, and most Jobs of a
     cluster use no fabric. So is one whose pods need not run together: leaf groups above the fewest are no fault of
     it."""
     fabrics = FabricOfJobs(plan, held())
-    made = (fabrics.of(job, found) for job, found in by_job(pods).items() if job.kind not in APART)
+    levels = traffic()
+    made = (
+        _with_traffic(fabrics.of(job, found), found, levels, now)
+        for job, found in by_job(pods).items()
+        if job.kind not in APART
+    )
     return fabric_jobs.in_trouble_first((one for one in made if one.links or one.gpus), JOBS_MAX)
+
+
+def _with_traffic(
+    job: JobFabric, pods: Iterable[JobPod], levels: Mapping[tuple[str, str], TrafficLevel], now: float
+) -> JobFabric:
+    """The job with what its rails carry, by the levels of its pods on their present nodes."""
+    names = ((pod.node, f"{pod.job.namespace}/{pod.name}") for pod in pods)
+    own = [levels[name] for name in names if name in levels]
+    if not own:
+        return job
+    pause = job_pause(own, now)
+    return job._replace(stalled_s=round(pause.seconds) if pause.stalled else 0, rails_below=rails_below(own))

@@ -41,6 +41,7 @@ from nodeagent.fabric.nodelinks import (
     NodeLinks,
     ReportedDomain,
     ReportedGpu,
+    TrafficLevel,
     VfHolder,
 )
 from nodeagent.fabric.report_changes import report_changes
@@ -58,6 +59,8 @@ PODS_MAX = 128
 """Of one node, as in the definition of NodeLinks."""
 NAME_MAX = 63 + 1 + 253
 """``namespace/pod``, by RFC 1123."""
+TRAFFIC_BYTES_MAX = 1 << 17
+"""Of one node: 128 pods with eight rails that differ."""
 _LINKS_TEXT_MAX = 2048
 """Of one pod: the names of 128 links."""
 
@@ -83,6 +86,7 @@ class PodIndex:
     def __init__(self) -> None:
         self._pods: dict[str, str] = {}
         """``namespace/pod``, a tab and its links with commas, on lines of their own, by node."""
+        self._traffic: dict[str, bytes] = {}
         self.job_of: JobOf = of_no_job
         """The job of ``namespace/pod``, if the feature of jobs knows it."""
 
@@ -102,6 +106,22 @@ class PodIndex:
 
     def forget(self, node: str) -> None:
         self._pods.pop(node, None)
+
+    def take_traffic(self, node: str, traffic: bytes) -> None:
+        """Keep the levels of a node as their JSON: they are read when the metrics of jobs are computed."""
+        self._traffic.pop(node, None)
+        if len(b"null") < len(traffic) <= TRAFFIC_BYTES_MAX:
+            self._traffic[node] = traffic
+
+    def traffic_now(self) -> Callable[[], dict[tuple[str, str], TrafficLevel]]:
+        """A function that makes the level of each pod by node and ``namespace/pod``, of this moment. It may run in a
+        thread."""
+        kept = self._traffic.copy()
+        return lambda: {
+            (node, f"{level.namespace}/{level.pod}"): level
+            for node, raw in kept.items()
+            for level in _if_readable(_TRAFFIC, msgspec.Raw(raw))[:PODS_MAX]
+        }
 
     def held(self, node: str) -> Mapping[str, tuple[str, ...]]:
         """The links of each pod on a node, by ``namespace/pod``."""
@@ -148,6 +168,7 @@ class RawReport(msgspec.Struct, rename="camel"):
     gpus: msgspec.Raw = msgspec.Raw(b"[]")
     holders: msgspec.Raw = msgspec.Raw(b"[]")
     compared: msgspec.Raw = msgspec.Raw(b"null")
+    traffic: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 class RawHyperNode(msgspec.Struct):
@@ -163,6 +184,7 @@ _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
 _VF_HOLDERS = msgspec.json.Decoder(tuple[VfHolder, ...])
 _VALUES: msgspec.json.Decoder[ComparedValues | None] = msgspec.json.Decoder(ComparedValues | None)
+_TRAFFIC = msgspec.json.Decoder(tuple[TrafficLevel, ...])
 _DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
 _GPUS = msgspec.json.Decoder(tuple[ReportedGpu, ...])
 
@@ -293,6 +315,7 @@ class ClusterMirror:
         """
         name = raw.metadata.name
         other_pods = self.pods.take(name, bytes(raw.holders))
+        self.pods.take_traffic(name, bytes(raw.traffic))
         parts = (raw.links, raw.node_name, raw.nvlink_domains, raw.gpus, raw.compared)
         content = hash(tuple(map(bytes, parts)))
         known = self._passed_on.get(name)
@@ -323,6 +346,7 @@ class ClusterMirror:
         self._passed_on.pop(name, None)
         if now is None:
             self.pods.forget(name)
+            self.pods.take_traffic(name, b"")
             self._listener.report(name, None)
             self.stir()
 

@@ -48,6 +48,7 @@ LARGE_CLASSES = {
     "nodeagent/agent_config.py:Config": DOCUMENT,
     "nodeagent/fabric/nodelinks.py:NodeLink": DOCUMENT,
     "nodeagent/fabric/inputs.py:Inputs": "one field for each kind of input",
+    "nodeagent/commands/plan/objects.py:Objects": "one field for each kind of object",
     "nodeagent/health/explain.py:DeviceView": DOCUMENT,
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,

@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, str]] = {
     "diff": {"blind": "x", "unknown": "gpu-9999 --from HALL"},
     "rails": {"blind": "--root EMPTY"},
     "rails check": {"blind": "a b --root EMPTY"},
+    "rails traffic": {"blind": "--root EMPTY"},
     "health --problem": {"blind": "links --root EMPTY"},
     "config check": {"good": "CONFIG", "found": "BAD", "blind": "NOWHERE"},
     "config from": {"good": "sriovdp THEIRS", "found": "sriovdp LOST", "blind": "sriovdp NOWHERE"},

@@ -210,6 +210,25 @@ async def test_a_job_is_found_among_the_pods_that_the_person_may_read(tmp_path: 
         assert "--namespace ml" in (tmp_path / "calls").read_text()
 
 
+async def test_the_agents_of_a_job_are_asked_for_what_its_vfs_carry(tmp_path: Path) -> None:
+    """No agent runs behind these pods, so each node is named, and the levels of the reports stay."""
+    async with cluster(tmp_path) as (server, plugin):
+        server.put(of_job("train", node="node-01"))
+        server.put(
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "pods"},
+                "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}],
+            }
+        )  # fmt: skip
+        server.put(binding("pods"))
+        shown = await plugin("job", "train", "--rails")
+        assert "set traffic.report" in shown.out, shown
+        assert "what its VFs carry is not known of node-01" in shown.err
+        calls = (tmp_path / "calls").read_text()
+        assert "spec.nodeName=node-01" in calls
+        assert leftovers(tmp_path) == []
+
+
 async def test_files_of_this_machine_reach_the_verb(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (_server, plugin):
         hall = tmp_path / "hall.csv"

@@ -23,7 +23,9 @@ from hack.docs.metric_notes import AGENT
 from hack.docs.metrics import CATALOG
 from nodeagent import kinds
 from nodeagent.fabric import compute
+from nodeagent.fabric.jobs import JobFabric, JobKey
 from nodeagent.facts.model import Holding, State
+from nodeagent.features.cluster_jobs import JOB_FAMILIES
 from nodeagent.features.switches.switch_asking import SWITCH_FAMILIES
 from nodeagent.health import gpu, unusable_gpus
 from nodeagent.health.nic import keys
@@ -63,16 +65,18 @@ def names(expression: str) -> set[str]:
 
 @cache
 def fabric() -> frozenset[str]:
-    """Return the metrics page of a controller that asks switches."""
+    """Return the metrics page of a controller that asks switches and knows a job."""
     progress = Progress(outcome=compute(()))
     writes = Counter({("create", "ok"): 1})
     asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
+    job = JobFabric(JobKey("ml", "JobSet", "llama"), {}, 1, (), (), (), 310.0, 1)
+    jobs = SimpleNamespace(shown=[job])
     shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True,
                              maintenance={("n", "", "", ""): 1.0}, away={("n", "l", "unreachable"): 1.0})  # fmt: skip
     return frozenset(
         re.findall(
             r"^(nodeagent_\w+)",
-            render_page(shown, False, [(SWITCH_FAMILIES, asked)])[0].decode(),
+            render_page(shown, False, [(SWITCH_FAMILIES, asked), (JOB_FAMILIES, jobs)])[0].decode(),
             re.MULTILINE,
         )
     )

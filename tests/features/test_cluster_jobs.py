@@ -208,3 +208,33 @@ def job_read(name: str, node: str) -> Any:
     from nodeagent.fabric.jobs import ListedPod
 
     return convert(job_pods.of_job(name, node=node), ListedPod)
+
+
+async def test_a_stalled_job_and_rails_below_their_peers_have_series() -> None:
+    async with cluster() as server, running(server, WITH_JOBS) as controller:
+        pods = [job_pods.of_jobset("llama", n, node=f"node-0{n}") for n in range(2)]
+        other = job_pods.of_job("eval", node="node-10")
+        put(server, *pods, other)
+        stalled, below = (
+            f"{noun}{of('ml/JobSet/llama')}" for noun in ("stalled_seconds", "rails_below_peers")
+        )
+
+        def level(pod: dict[str, Any], word: str, **more: Any) -> dict[str, Any]:
+            return {"traffic": [{"namespace": "ml", "pod": pod["metadata"]["name"], "level": word, **more}]}
+
+        server.put(holding("node-10", 1, other))
+        for number, pod in enumerate(pods):
+            rails = [{"link": "nic0", "pciAddress": "0000:18:00.1", "level": "below"}] * number
+            server.put(holding(f"node-0{number}", 0, pod) | level(pod, "moving", rails=rails))
+        await until(lambda: series(controller).get(below) == 1)
+        assert series(controller)[stalled] == 0
+        assert f"stalled_seconds{of('ml/Job/eval')}" not in series(controller), "its agent does not judge"
+        since = {"since": "2026-01-15T05:00:00Z", "gpus": "waiting", "longestPauseSeconds": 60}
+        for number, pod in enumerate(pods):
+            server.put(holding(f"node-0{number}", 0, pod) | level(pod, "silent", **since))
+        await until(lambda: series(controller).get(stalled, 0) > 300)
+        server.put(holding("node-00", 0, pods[0]) | level(pods[0], "moving"))
+        await until(lambda: series(controller).get(stalled) == 0)
+        server.put(holding("node-00", 0, pods[0]) | {"traffic": [{"level": 3}]})
+        server.put(holding("node-01", 0, pods[1]))
+        await until(lambda: stalled not in series(controller))

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 OF_AGENT = {
     "netdevs_in_pods", "netdevs_in_pods.netdevs_task", "nvsentinel", "nvsentinel.sentinel_settings",
     "nvsentinel.sentinel_task", "peer_values", "peer_values.compare_task", "peer_values.peers_settings",
+    "pod_traffic", "pod_traffic.traffic_settings", "pod_traffic.traffic_task",
     "rail_probing", "rail_probing.probe_task", "rail_probing.rail_settings", "seam",
     "volcano_deviceshare", "volcano_deviceshare.deviceshare_task",
 }  # fmt: skip
@@ -103,7 +104,7 @@ async def test_no_feature_of_the_agent_takes_the_name_of_another_task_or_the_pat
     assert sorted(of_writers) == ["rail-probes", "volcano"]
     whole.features = {}
     of_core = [*whole._tasks(None), *(part.name for part in agent_tasks.PARTS)]
-    assert not {"attach", "netdevs", "nvsentinel", "peers", *of_writers} & {*of_core}
+    assert not {"attach", "netdevs", "nvsentinel", "peers", "traffic", *of_writers} & {*of_core}
     paths = [path for part in parts for path in (*part.pages, *part.folders)]
     assert len(paths) == len({*paths})
 
@@ -124,5 +125,5 @@ async def test_features_that_are_off_have_no_task_and_no_series() -> None:
         assert parts.keys() == {row.name for row in CONTROLLER}
         assert [name for name, part in parts.items() if part.lead or part.mirrors or part.stays] == []
         shown = {one.family.name for row in CONTROLLER for one in row.families}
-        assert len(shown) == 10
+        assert len(shown) == 12
         assert not shown & lines(controller)

@@ -53,6 +53,12 @@ def add_job(add: Add) -> None:
         "name is that of no job or of several, or the input cannot be read.",
     )
     parser.add_argument("name", metavar="NAME|KIND/NAME")
+    parser.add_argument(
+        "--rails",
+        action="store_true",
+        help="what each pod carries on each rail, and what is odd in it; kubectl nodeagent asks the agents for Gbit/s",
+    )
+    parser.add_argument("--nodes-alone", action="store_true", help=argparse.SUPPRESS)
     namespace_option(parser, "read the pods of this namespace alone")
     source_options(parser)
     json_option(parser)

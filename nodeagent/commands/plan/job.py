@@ -16,6 +16,7 @@ from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import few
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan import trouble
+from nodeagent.commands.plan.job_rails import rails_document, rails_lines
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
 from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.options import FAILED, GOOD
@@ -54,18 +55,26 @@ def show_job(options: argparse.Namespace, now: Callable[[], float] = time.time) 
     def look() -> tuple[str, int]:
         preview = read_preview(options, whole_reports=True, with_pods=True, with_agents=True)
         jobs = by_job(map(job_pod, preview.pods))
-        job, found = described_job(
-            preview,
-            jobs,
-            chosen(
-                jobs, options.name, options.namespace, live=options.source is None, pods=len(preview.pods)
-            ),
+        name = chosen(
+            jobs, options.name, options.namespace, live=options.source is None, pods=len(preview.pods)
         )
+        if options.nodes_alone:
+            return "\n".join(sorted({pod.node for pod in jobs[name]} - {""})), GOOD
+        if options.rails:
+            return _rails(preview, name, jobs[name])
+        job, found = described_job(preview, jobs, name)
         code = FAILED if found else GOOD
         if options.json:
             envelope = trouble.trouble_document(preview, found, options.source, now())
             return json.dumps({**envelope, "job": job}, indent=2), code
         return "\n".join(as_lines(job, found, now(), screen())), code
+
+    def _rails(preview: Preview, name: JobKey, pods: Sequence[JobPod]) -> tuple[str, int]:
+        rails = rails_document(preview, name, pods, now())
+        code = FAILED if rails["odd"] else GOOD
+        if options.json:
+            return json.dumps({**preview.origin(options.source, now()), "job": rails}, indent=2), code
+        return "\n".join(rails_lines(rails, screen())), code
 
     return trouble.repeated(options, look)
 

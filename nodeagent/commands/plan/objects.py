@@ -35,6 +35,7 @@ from nodeagent.fabric.maintenance import MAINTENANCE_LABEL
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError, VfHolder
 from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.rail_partners import RailPartners
+from nodeagent.fabric.traffic_figures import NODE_TRAFFIC, PodFigures, TrafficFigures
 
 _LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -65,6 +66,8 @@ class Objects:
     """The pods with VFs by node, for a caller that gives a dict."""
     pods: list[ListedPod] | None = None
     """The Pods, for a caller that gives a list."""
+    figures: dict[tuple[str, str, str], PodFigures] = field(default_factory=dict)
+    """The traffic of pods, by node, namespace and pod."""
     agents: SeenAgents | None = None
     """The pods of the agents, for a caller that gives this; they are not among ``pods`` then."""
     documents: list[dict[str, Any]] | None = None
@@ -417,9 +420,21 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
             objects.notes.append(f"RailPartners {_name(document)} is ignored: {error}")
     elif kind == "Pod" and (objects.pods is not None or objects.agents is not None):
         _store_pod(document, objects, lax)
+    elif kind == NODE_TRAFFIC:
+        _store_traffic(document, objects, lax=lax)
     else:
         return kind == STORED_CONFIG_MAPS.kind and _store_config_map(document, objects)
     return True
+
+
+def _store_traffic(document: dict[str, Any], objects: Objects, *, lax: bool) -> None:
+    try:
+        answer = msgspec.convert(document, TrafficFigures, strict=not lax)
+    except msgspec.MsgspecError as error:
+        objects.notes.append(f"the traffic of {document.get('node')} is ignored: {error}")
+        return
+    for pod in answer.pods:
+        objects.figures[answer.node, pod.namespace, pod.pod] = pod
 
 
 def _store_pod(document: dict[str, Any], objects: Objects, lax: bool) -> None:

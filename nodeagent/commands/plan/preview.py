@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.rail_suspects import AGREE_S
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
+from nodeagent.fabric.traffic_figures import PodFigures
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, RAIL_PARTNERS, Resource
@@ -74,6 +75,8 @@ class Preview:
     """The pods with VFs by node, if ``Objects.holders`` was a dict."""
     pods: tuple[ListedPod, ...] = ()
     """The Pods, if ``Objects.pods`` was a list."""
+    figures: Mapping[tuple[str, str, str], PodFigures] = field(default_factory=dict)
+    """The traffic of pods, by node, namespace and pod, where the input has it."""
     plans: tuple[ConfigMap, ...] = ()
     """The ConfigMaps with a cabling plan."""
     cluster: str | None = None
@@ -228,7 +231,7 @@ def make_preview(read: Objects) -> Preview:
         plan = read.planner.prepare(0.0)()
     reports, holders, pods = read.reports or {}, read.holders or {}, tuple(read.pods or ())
     plans = tuple(one for one in read.config_maps if one.metadata.name == CABLING_PLAN)
-    return Preview(plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods, plans)
+    return Preview(plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods, read.figures, plans)
 
 
 def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:
