@@ -33,7 +33,6 @@ from nodeagent.kinds.resource_conflicts import (
     claim_conflicts,
     enforcement_conflicts,
     expect_conflicts,
-    gives_vfs_by_claims,
     resource_conflicts,
     volcano_conflicts,
 )
@@ -245,9 +244,7 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
     )
     for conflict in accounting_conflicts(section(built, ("gpu", "accounting"), GpuAccountingSettings)):
         yield conflict.below("gpu", "accounting")
-    for conflict in attach_conflicts(
-        section(built, ("attach",), AttachSettings), vfs_by_claims=gives_vfs_by_claims(resources)
-    ):
+    for conflict in attach_conflicts(section(built, ("attach",), AttachSettings)):
         yield conflict.below("attach")
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))
     for conflict in web_conflicts(section(built, ("web",), WebSettings)):

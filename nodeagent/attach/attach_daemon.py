@@ -15,7 +15,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from nodeagent.attach.attach_files import AttachFiles, AttachState
-from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
 from nodeagent.attach.host_names import HostNames
@@ -23,6 +22,7 @@ from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import NriError, NriPlugin, Runtime
 from nodeagent.attach.plan_file import read_attach_plan
 from nodeagent.attach.pod_netdevs import HOST_NAMESPACE, DeviceOf, pci_device
+from nodeagent.attach.vf_allocations import VfAllocations
 from nodeagent.base.backoff import Backoff
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.ending import end_at
@@ -59,7 +59,7 @@ class AttachDaemon:
             partial(read_attach_plan, paths.directory),
             self._holdings,
             AttachedSpec(paths.cdi),
-            AttachStamps(paths.directory),
+            VfAllocations(paths.directory),
             NodeNetdevs(HostNames(paths.directory), device_of, host),
         )
         self._plugin = NriPlugin(paths.nri, self._attachments, self._registered)

@@ -80,14 +80,8 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         return None if self.addresses is None else AddressPlan(self.addresses, self.nodes, self.vfs)
 
 
-def attach_conflicts(settings: AttachSettings, *, vfs_by_claims: bool) -> Iterator[Conflict]:
-    """Yield the settings that do not fit, below ``attach``. ``vfs_by_claims``: an entry of VFs has mode dra."""
-    if settings.interface is not None and vfs_by_claims:
-        yield Conflict(
-            (("interface",),),
-            "netdevs of VFs with mode dra stay on the host: only those of device plugins are moved; leave "
-            "attach.interface out, or set mode devicePlugin",
-        )
+def attach_conflicts(settings: AttachSettings) -> Iterator[Conflict]:
+    """Yield the settings that do not fit, below ``attach``."""
     if settings.addresses is not None and settings.interface is None:
         yield Conflict(
             (("addresses",), ("interface",)),

@@ -1,7 +1,8 @@
 """Which VFs are in which pod: follow the sandboxes of the node, move netdevs, and say so in the CDI spec.
 
-* podresources says which pod holds a VF, the kernel where its netdev is, the runtime which sandboxes there are. Nothing
-  else decides, and nothing is kept but the names of netdevs on the host. So this process may end at any moment.
+* podresources and the records of prepared claims say which pod holds a VF, the kernel where its netdev is, the runtime
+  which sandboxes there are. Nothing else decides, and nothing is kept but the names of netdevs on the host. So this
+  process may end at any moment.
 * The entry of a VF in the CDI spec comes after its move and goes before its return.
 * A sandbox of a pod without VFs is answered at once. What cannot be known now is settled later: until then the pod's
   containers are refused for want of their CDI device, and the kubelet tries them again.
@@ -12,19 +13,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.attach.address_plan import AddressPlanError
 from nodeagent.attach.attach_files import AttachCounts, AttachStep, WaitingPod
-from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec, Entry
+from nodeagent.attach.claimed_vfs import ClaimedVf
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
 from nodeagent.attach.pod_netdevs import AttachError
 from nodeagent.attach.pod_plan import AttachPlan, PodLink, pod_links
+from nodeagent.attach.vf_allocations import VfAllocations
 from nodeagent.base.bounded_calls import BoundedCalls, in_thread
 from nodeagent.facts.model import Holding, PodNetdev
 from nodeagent.host.netlink.message import NetlinkError
@@ -54,20 +56,46 @@ class HoldingsError(Exception):
 
 
 class _Known(NamedTuple):
-    """``stamps`` were read before ``pods`` and ``holdings``, the kubelet's list."""
+    """``stamps`` and ``claims``, the VFs of claims, were read before ``pods`` and ``holdings``, the kubelet's list."""
 
     stamps: Mapping[str, tuple[str, ...]]
+    claims: tuple[ClaimedVf, ...]
     pods: frozenset[tuple[str, str]]
     holdings: tuple[Holding, ...]
 
     def held(self, sandbox: Sandbox) -> frozenset[str]:
         """The VFs that a pod holds. One without a stamp was allocated before the settings asked for netdevs: it stays
         where it is."""
-        return frozenset(one for one in _held(self.holdings, sandbox, self.stamps) if self.stamps[one])
+        pod = sandbox.namespace, sandbox.pod
+        of_plugins = (
+            one
+            for holding in self.holdings
+            if (holding.namespace, holding.pod) == pod
+            for one in holding.device_ids
+        )
+        return frozenset(one for one in (*of_plugins, *self.sequences(sandbox)) if self.stamps.get(one))
 
-    def holders(self, device: str) -> set[tuple[str, str]]:
-        """Namespace and name of the pods that hold a VF."""
-        return {(one.namespace, one.pod) for one in self.holdings if device in one.device_ids}
+    def sequences(self, sandbox: Sandbox) -> dict[str, int]:
+        """The VFs that a pod holds by claims, with the sequence of the claim. A claim names its pods by their UIDs:
+        another pod of the same name may still end."""
+        return {
+            one.device: one.sequence
+            for one in self.claims
+            if one.namespace == sandbox.namespace and sandbox.uid in one.pods
+        }
+
+    def others(self, device: str, sandbox: Sandbox) -> set[tuple[str, str]]:
+        """Namespace and name of the other pods that hold a VF."""
+        pod = sandbox.namespace, sandbox.pod
+        of_plugins = {(one.namespace, one.pod) for one in self.holdings if device in one.device_ids} - {pod}
+        of_claims = {
+            (one.namespace, name)
+            for one in self.claims
+            if one.device == device
+            for uid, name in one.pods.items()
+            if uid != sandbox.uid
+        }
+        return of_plugins | (of_claims & self.pods)
 
 
 class Attachments:
@@ -81,11 +109,11 @@ class Attachments:
         plan: Callable[[], AttachPlan | None],
         holdings: Holdings,
         spec: AttachedSpec,
-        stamps: AttachStamps,
+        allocations: VfAllocations,
         netdevs: NodeNetdevs,
     ) -> None:
-        self._plan, self._holdings, self._spec, self._stamps = plan, holdings, spec, stamps
-        self._netdevs = netdevs
+        self._plan, self._holdings, self._spec = plan, holdings, spec
+        self._allocations, self._netdevs = allocations, netdevs
         self._sandboxes: dict[str, Sandbox] = {}
         self._entries: dict[str, dict[str, Entry]] = {}
         """By sandbox and device: what the spec defines."""
@@ -100,9 +128,9 @@ class Attachments:
         self._in_doubt = True
         """The kubelet has not said yet what the sandboxes hold."""
         self.counts = AttachCounts()
-        self._listed: tuple[int, tuple[Holding, ...]] | None = None
-        """The kubelet's last list, if the last allocation, whose time stands first, was long before it. Until the next
-        allocation pods need no newer one."""
+        self._listed: tuple[int, _Known] | None = None
+        """The state at the kubelet's last list, if the last allocation, whose time stands first, was long before it.
+        Until the next allocation pods need no newer one."""
 
     # --- what the runtime tells ---
 
@@ -117,11 +145,15 @@ class Attachments:
 
     async def begin(self, sandbox: Sandbox) -> None:
         self._sandboxes[sandbox.id] = sandbox
-        plan, changed_ns = await in_thread(lambda: (self._plan(), self._stamps.changed_ns()))
+        plan, changed_ns = await in_thread(lambda: (self._plan(), self._allocations.changed_ns()))
         if plan is None or not plan.on or not plan.vfs:
             return
         listed = self._listed
-        if listed is not None and listed[0] == changed_ns and not _held(listed[1], sandbox, plan.vfs):
+        if (
+            listed is not None
+            and (listed[0], listed[1].stamps.keys()) == (changed_ns, plan.vfs.keys())
+            and not listed[1].held(sandbox)
+        ):
             return  # nothing was allocated since that list
         async with self._moving:
             try:
@@ -221,7 +253,7 @@ class Attachments:
 
     async def look(self) -> None:
         """Repeat what failed, name VFs that came back by themselves, and bring back what has left its pod."""
-        plan, changed_ns = await in_thread(lambda: (self._plan(), self._stamps.changed_ns()))
+        plan, changed_ns = await in_thread(lambda: (self._plan(), self._allocations.changed_ns()))
         if plan is None:
             return
         doubt = self._in_doubt or bool(self._unsettled)
@@ -284,21 +316,23 @@ class Attachments:
         """Raises ``HoldingsError``."""
         began_ns = time.time_ns()
         try:
-            changed_ns = await self._calls.run(self._stamps.changed_ns)
-            stamps = await self._calls.run(self._stamps.read, tuple(plan.vfs))
+            changed_ns = await self._calls.run(self._allocations.changed_ns)
+            stamps, claims = await self._calls.run(self._allocations.read, tuple(plan.vfs))
         except OSError as error:
             raise HoldingsError(str(error)) from error
         self._listed = None
-        known = _Known(stamps, *await self._holdings())
+        known = _Known(stamps, claims, *await self._holdings())
         if began_ns - changed_ns > _LISTED_NS:
-            self._listed = changed_ns, known.holdings
+            self._listed = changed_ns, known
         return known
 
     async def _attach(self, sandbox: Sandbox, held: frozenset[str], plan: AttachPlan, known: _Known) -> None:
         began = time.monotonic()
         try:
-            links = pod_links(plan, held)
+            links = pod_links(plan, held, known.sequences(sandbox))
         except AddressPlanError as error:
+            if await self._calls.run(self._keep_running, sandbox, held & plan.vfs.keys(), known):
+                return
             raise AttachError(str(error), "plan") from error
         try:
             moved, entries = await self._calls.run(self._move, sandbox, links, plan, known)
@@ -322,7 +356,7 @@ class Attachments:
         """Return whether a netdev has moved, and the entries."""
         devices = {link.device for link in links}
         for device in sorted(devices):
-            if others := known.holders(device) - {(sandbox.namespace, sandbox.pod)}:
+            if others := known.others(device, sandbox):
                 raise AttachError(f"{device} is held by {'/'.join(min(others))} too", "holder")
         missing = devices - self._netdevs.on_host(plan).keys()
         if sandbox.on_host:
@@ -338,6 +372,19 @@ class Attachments:
             one: Entry(present[one].name, sandbox.network, known.stamps[one], present[one].addresses)
             for one in sorted(devices)
         }
+
+    def _keep_running(self, sandbox: Sandbox, held: frozenset[str], known: _Known) -> bool:
+        """Whether a pod has its netdevs with addresses of an earlier plan: then it keeps them, and their entries."""
+        present = self._netdevs.inside(sandbox.network)
+        if not all(one in present and present[one].addresses for one in held):
+            return False
+        self._entries[sandbox.id] = {
+            one: Entry(present[one].name, sandbox.network, known.stamps[one], present[one].addresses)
+            for one in sorted(held)
+        }
+        self._write()
+        self._unsettled.pop(sandbox.id, None)
+        return True
 
     def _fetch(self, missing: set[str], sandbox: Sandbox, plan: AttachPlan) -> None:
         """Take VFs back from the sandboxes of pods that do not hold them any more."""
@@ -396,7 +443,7 @@ class Attachments:
             found = self._netdevs.restore_names(plan)
             entries = {device: entry for of in self._entries.values() for device, entry in of.items()}
             inside = {device for device, entry in entries.items() if entry.network}
-            stamps = self._stamps.read(entries)
+            stamps, _ = self._allocations.read(entries)
             return bool(inside & found.keys()) or any(entries[one].stamps != stamps[one] for one in entries)
         return False
 
@@ -408,13 +455,3 @@ def _step_of(error: Exception) -> AttachStep:
         case OSError():
             return "spec"
     return "find"
-
-
-def _held(holdings: Iterable[Holding], sandbox: Sandbox, vfs: Collection[str]) -> frozenset[str]:
-    return frozenset(
-        device
-        for holding in holdings
-        if (holding.namespace, holding.pod) == (sandbox.namespace, sandbox.pod)
-        for device in holding.device_ids
-        if device in vfs
-    )

@@ -14,9 +14,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from errno import EEXIST, ENOENT
 from typing import NamedTuple
 
+from nodeagent.attach.address_plan import VfAddress
 from nodeagent.attach.attach_files import AttachStep
 from nodeagent.attach.pod_plan import PodLink
 from nodeagent.base.bounded_calls import enter
+from nodeagent.host.netlink.addresses import addresses_by_ifindex
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.namespaces import ARP_ANNOUNCE, ARP_IGNORE, NamespaceNetdevs
 from nodeagent.host.netlink.netdevs import Netdev
@@ -105,7 +107,7 @@ def attach(
             step = "set up"
             enter(f"set up {link.device}")
             pod.netdevs.set_up(there.ifindex, link.mtu, _SYSCTLS)
-            if link.address is not None:
+            if link.address is not None and _lacks(pod, there, link.address):
                 step = "address"
                 pod.netdevs.add_address(there.ifindex, link.address)
                 pod.netdevs.route_by_source(there.ifindex, link.address, link.table)
@@ -155,6 +157,14 @@ def devices_in(place: OpenNamespace, device_of: DeviceOf) -> dict[str, Netdev]:
     """The netdevs of a namespace that belong to a device, by PCI address. Raises ``NetlinkError``."""
     found = {device_of(netdev): netdev for netdev in place.netdevs.read()}
     return {device: netdev for device, netdev in found.items() if device is not None}
+
+
+def _lacks(pod: OpenNamespace, netdev: Netdev, address: VfAddress) -> bool:
+    """Whether a netdev in a pod is to get an address. One that has another address of that version, from an earlier
+    plan, keeps it until its pod ends: connections would break. An end between address and route leaves it alone."""
+    present = addresses_by_ifindex(pod.netdevs).get(netdev.ifindex, ())
+    own = [one for one in present if one.version == address.version and not one.is_link_local]
+    return not own or address in own
 
 
 def _find(place: OpenNamespace, device: str, device_of: DeviceOf) -> Netdev | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_interface
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -52,15 +53,19 @@ class PodLink(Struct, frozen=True):
     asks: str | None = None
 
 
-def pod_links(plan: AttachPlan, devices: Iterable[str]) -> tuple[PodLink, ...]:
+def pod_links(
+    plan: AttachPlan, devices: Iterable[str], claims: Mapping[str, int] = MappingProxyType({})
+) -> tuple[PodLink, ...]:
     """The netdevs of a pod that holds these VFs, by rail and PCI address. VFs that are not planned have none.
 
-    Equal VFs give equal links, whatever their order. Raises ``AddressPlanError``.
+    ``claims`` has the sequence of the claim that a VF is of: the VFs of a later claim come after those of an earlier
+    one, so that a claim knows its names before the next one is prepared. Equal VFs give equal links, whatever their
+    order. Raises ``AddressPlanError``.
     """
     places: Counter[int] = Counter()
     links = []
     held = sorted({device for device in devices if device in plan.vfs})
-    for device in sorted(held, key=lambda device: (plan.vfs[device].rail, device)):
+    for device in sorted(held, key=lambda device: (plan.vfs[device].rail, claims.get(device, 0), device)):
         vf = plan.vfs[device]
         if vf.refusal:
             raise AddressPlanError(f"{device} has no address: {vf.refusal}")
@@ -77,6 +82,15 @@ def pod_links(plan: AttachPlan, devices: Iterable[str]) -> tuple[PodLink, ...]:
             )
         )
     return tuple(links)
+
+
+def claim_stamp(uid: str, sequence: int) -> str:
+    """The stamp of the VFs of a claim. ``sequence`` grows with each record of this node.
+
+    >>> claim_stamp("0b3c-77", 12)
+    '0b3c77.12'
+    """
+    return f"{uid.replace('-', '')}.{sequence}"
 
 
 def has_our_name(plan: AttachPlan, device: str, name: str) -> bool:

@@ -5,7 +5,11 @@ The agent writes it for `nodeagent attach`, and `nodeagent scan` shows it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
 
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
 from nodeagent.attach.attach_settings import AttachSettings
@@ -20,12 +24,18 @@ PfAddresses = Mapping[str, tuple[VfAddress, ...]]
 
 
 def attach_plan(
-    settings: AttachSettings, snapshot: Snapshot, rails: Mapping[str, int], addresses: PfAddresses | None
+    settings: AttachSettings,
+    snapshot: Snapshot,
+    rails: Mapping[str, int],
+    addresses: PfAddresses | None,
+    gateways: Iterable[IPv4Address] = (),
 ) -> AttachPlan:
     """The plan for each VF with a netdev whose PF has a rail. Pure. ``rails`` are those of the PFs; ``addresses`` are
-    ``None`` where they cannot be known, as on a machine that is looked at from elsewhere."""
+    ``None`` where they cannot be known, as on a machine that is looked at from elsewhere. ``gateways`` are those of the
+    node's routes."""
     links = {link.pci_address: link for link in snapshot.links}
     addressing = settings.address_plan
+    taken = _taken(snapshot, addresses or {}, gateways)
     vfs = {}
     for vf in snapshot.functions:
         pf = vf.parent
@@ -33,14 +43,33 @@ def attach_plan(
             continue
         link = links.get(pf)
         address, refusal = _address(
-            addressing, vf, rails[pf], None if addresses is None else addresses.get(pf, ())
+            addressing, vf, rails[pf], None if addresses is None else addresses.get(pf, ()), taken
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
     return AttachPlan(settings.interface or "", vfs, probe=settings.probe)
 
 
+def _taken(
+    snapshot: Snapshot, addresses: PfAddresses, gateways: Iterable[IPv4Address]
+) -> dict[IPv4Address | IPv6Address, str]:
+    """The addresses of others that this node knows, and whose they are."""
+    taken: dict[IPv4Address | IPv6Address, str] = {}
+    for neighbor in snapshot.neighbors:
+        for text in neighbor.management_addresses:
+            with suppress(ValueError):
+                taken[ip_address(text)] = f"the switch {neighbor.system_name or neighbor.chassis_id.value}"
+    taken |= dict.fromkeys(gateways, "a gateway of the node's routes")
+    vfs = {function.pci_address for function in snapshot.functions if function.parent is not None}
+    taken |= {one.ip: f"the PF {pf}" for pf, of in addresses.items() if pf not in vfs for one in of}
+    return taken
+
+
 def _address(
-    plan: AddressPlan | None, vf: Function, rail: int, pf: Iterable[VfAddress] | None
+    plan: AddressPlan | None,
+    vf: Function,
+    rail: int,
+    pf: Iterable[VfAddress] | None,
+    taken: Mapping[IPv4Address | IPv6Address, str],
 ) -> tuple[str | None, str]:
     if plan is None:
         return None, ""
@@ -49,9 +78,30 @@ def _address(
     if pf is None and plan.prefix.find(":") < 0:
         return None, "the addresses of its PF are not known here"
     try:
-        return str(plan.address(rail, vf.vf_index, pf=pf or (), mac=vf.mac)), ""
+        address = plan.address(rail, vf.vf_index, pf=pf or (), mac=vf.mac)
     except AddressPlanError as error:
         return None, str(error)
+    if (owner := taken.get(address.ip)) is not None:
+        return None, (
+            f"rail {rail}: {address.ip}, which the plan gives VF {vf.vf_index}, is the address of {owner}: give it one "
+            "of the first part of the prefix, or choose other `attach.addresses`"
+        )
+    return str(address), ""
+
+
+def route_gateways(routes: str | None = None) -> tuple[IPv4Address, ...]:
+    """The gateways of this node's IPv4 routes. ``routes`` has the form of ``/proc/net/route``, which is read without
+    it; nothing where it cannot be read. Blocks."""
+    if routes is None:
+        try:
+            routes = Path("/proc/net/route").read_text()
+        except OSError:
+            return ()
+    found = set()
+    for line in routes.splitlines()[1:]:  # Iface Destination Gateway …, in the byte order of the machine
+        with suppress(ValueError, IndexError, OverflowError):
+            found.add(IPv4Address(int(line.split()[2], 16).to_bytes(4, sys.byteorder)))
+    return tuple(sorted(found - {IPv4Address(0)}))
 
 
 def pf_addresses(pfs: Collection[str] | None) -> dict[str, tuple[VfAddress, ...]]:

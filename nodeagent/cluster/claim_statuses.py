@@ -31,6 +31,7 @@ from nodeagent.dra.claim_status import device_statuses, own_entries, same, with_
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import PodNetdev
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import RESOURCE_CLAIMS, Json, metadata
 
@@ -98,9 +99,10 @@ class ClaimStatusWriter:
             self._due.pop(key, None)
         devices = {device.name: device for device in self._offer.current.known()}
         functions = {function.pci_address: function for function in self._inventory.snapshot.functions}
+        netdevs = self._pod_netdevs()
         wait_s = STATUS_LOOK_S
         for key, record in records.items():
-            entries = device_statuses(record, devices, functions)
+            entries = device_statuses(record, devices, functions, netdevs)
             now, refusal = self._now(), self._refused.get(key)
             settled = same(entries, self._stored.get(key, ()))
             if settled or (refusal is not None and not same(entries, refusal.entries)):
@@ -129,6 +131,12 @@ class ClaimStatusWriter:
                 if error.refused:
                     self._retry.rejected(error)
         return wait_s
+
+    def _pod_netdevs(self) -> dict[str, PodNetdev] | None:
+        """The netdevs in pods by PCI address; ``None`` before `nodeagent attach` was asked for once."""
+        if not self._inventory.has_published("attach"):
+            return None
+        return {netdev.device: netdev for netdev in self._inventory.snapshot.pod_netdevs}
 
     def _hold(self, key: _Key, entries: list[Json], waits: tuple[float, float]) -> float:
         """Do not send refused entries before a wait has passed, which grows from the first to the second. Return it."""

@@ -24,6 +24,8 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.attach.plan_file import read_attach_plan
+from nodeagent.attach.pod_plan import AttachPlan
 from nodeagent.base.file_writing import (
     PRIVATE_FOLDER,
     PUBLIC_FOLDER,
@@ -69,8 +71,9 @@ CLAIM_FORM = StoredForm(
 
 
 class ClaimFiles:
-    """``records`` is the agent's folder for them, ``specs`` the folder of CDI specs that runtimes read. ``metadata`` is
-    the folder of metadata files; ``gives_metadata``: claims that are prepared from now on get such files."""
+    """``records`` is the agent's folder for them in its state directory, ``specs`` the folder of CDI specs that
+    runtimes read. ``metadata`` is the folder of metadata files; ``gives_metadata``: claims that are prepared from now
+    on get such files."""
 
     def __init__(
         self,
@@ -96,6 +99,10 @@ class ClaimFiles:
     def folder(self) -> Path:
         """The folder of the records."""
         return self._records
+
+    def attach_plan(self) -> AttachPlan | None:
+        """The plan for netdevs in pods, if there is one."""
+        return read_attach_plan(self._records.parent)
 
     def read(self) -> list[PreparedClaim]:
         """Return the records of this boot, and remove those of an earlier one. Another agent may still write records.

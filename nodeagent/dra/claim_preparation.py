@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from nodeagent.attach.address_plan import AddressPlanError
+from nodeagent.attach.pod_plan import AttachPlan, PodLink, claim_stamp, pod_links
 from nodeagent.base.quantities import quantity
 from nodeagent.dra import DRIVER
 from nodeagent.dra.device_attributes import LinkMemory, published
@@ -31,8 +34,8 @@ from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, 
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
 from nodeagent.dra.told_pairs import told
 from nodeagent.facts.allocation import Allocation, DeviceInfo
-from nodeagent.facts.cdi import ContainerEdits
-from nodeagent.facts.model import HEALTHY, MigSlot, Snapshot
+from nodeagent.facts.cdi import ATTACHED_KIND, ContainerEdits
+from nodeagent.facts.model import HEALTHY, Function, MigSlot, Snapshot
 from nodeagent.kinds import Refused, ascii_name, held_by, unhealthy
 from nodeagent.kinds.mps_clients import MpsShares
 
@@ -41,6 +44,13 @@ CDI_KIND = f"{DRIVER}/claim"
 
 _MIB = 1 << 20
 _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,62}")
+
+
+class PodNames(NamedTuple):
+    """The stamp of the VFs of a claim, and their netdevs in the pod by PCI address."""
+
+    stamp: str
+    links: Mapping[str, PodLink]
 
 
 def valid_uid(uid: str) -> bool:
@@ -63,11 +73,12 @@ def prepare_claim(
     others: Sequence[PreparedClaim],
     sequence: int,
     metadata_folder: str | None = None,
+    attach: AttachPlan | None = None,
 ) -> PreparedClaim:
     """Return the record of a claim that is allocated to devices of this node. Raises ``Refused``.
 
     ``others`` are the claims that are prepared now, without this one. The metadata files of the claim are in
-    ``metadata_folder``; ``None``: it has none.
+    ``metadata_folder``; ``None``: it has none. ``attach`` is the plan for netdevs in pods, if there is one.
     """
     if claim.status.allocation is None:
         raise Refused("the claim is not allocated")
@@ -80,22 +91,19 @@ def prepare_claim(
     shares = [_share(result, by_name, node, in_mig_mode) for result in claim.results_of(DRIVER)]
     # What an administrator sees may be held, sick, gone, or full.
     using = [share for share in shares if not share.admin]
-    _check_devices(using, snapshot)
-    _check_sums(using, Shares(others))
-    _check_places(shares, others)
-    _check_limits(using, snapshot)
-    _check_clients(using, others)
+    _check(shares, using, snapshot, others)
     _choose_vfs(using, Shares(others), snapshot)
     uid = claim.metadata.uid
     granted = [_grant(group, snapshot) for group in _by_request(shares)]
     variables = _told(using, by_name.values(), snapshot)
     edits: dict[str, ContainerEdits] = {}
     prepared: list[PreparedDevice] = []
+    netdevs = PodNames(claim_stamp(uid, sequence), _in_pod(attach, claim, using, others))
     for group, allocation in zip(_by_request(shares), granted, strict=True):
         for share in group:
             name = f"{uid}-{len(prepared)}"
             edits[name] = _edits(allocation, share, shares, variables)
-            prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation, snapshot))
+            prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation, snapshot, netdevs))
     record = PreparedClaim(
         uid,
         claim.metadata.namespace,
@@ -106,6 +114,7 @@ def prepare_claim(
         edits,
         tuple(_infos(granted)),
         claim.pods,
+        pod_uids=claim.pod_uids,
     )
     if metadata_folder is None:
         return record
@@ -245,6 +254,19 @@ def _amount(text: str | float, unit: str) -> int | None:
     return math.ceil(number / _MIB if unit else number)
 
 
+def _check(
+    shares: Sequence[GrantedShare],
+    using: Sequence[GrantedShare],
+    snapshot: Snapshot,
+    others: Sequence[PreparedClaim],
+) -> None:
+    _check_devices(using, snapshot)
+    _check_sums(using, Shares(others))
+    _check_places(shares, others)
+    _check_limits(using, snapshot)
+    _check_clients(using, others)
+
+
 def _check_devices(shares: Iterable[GrantedShare], snapshot: Snapshot) -> None:
     for share in shares:
         device = share.device
@@ -375,12 +397,46 @@ def _edits(
     return ContainerEdits((*allocation.env, *env), allocation.device_nodes, allocation.mounts)
 
 
+def _in_pod(
+    plan: AttachPlan | None,
+    claim: ResourceClaim,
+    shares: Iterable[GrantedShare],
+    others: Iterable[PreparedClaim],
+) -> dict[str, PodLink]:
+    """Return the netdevs that the pod of the claim gets, by PCI address; none if they are not known now. The VFs of
+    claims that were prepared earlier for the same pod come first."""
+    earlier = {
+        vf: other.sequence
+        for other in others
+        if not set(other.pod_uids).isdisjoint(claim.pod_uids)
+        for device in other.devices
+        for vf in device.vfs
+    }
+    own = dict.fromkeys((vf for share in shares for vf in share.vfs), max(earlier.values(), default=0) + 1)
+    if plan is None or not plan.on:
+        return {}
+    try:
+        return {link.device: link for link in pod_links(plan, (*earlier, *own), earlier | own)}
+    except AddressPlanError:  # the pod waits for an address
+        return {}
+
+
 def _prepared(
-    share: GrantedShare, cdi_name: str, allocation: Allocation, snapshot: Snapshot
+    share: GrantedShare,
+    cdi_name: str,
+    allocation: Allocation,
+    snapshot: Snapshot,
+    netdevs: PodNames,
 ) -> PreparedDevice:
     device, result = share.device, share.result
     slices = device.slices(share.amount)
-    own = (name for name in allocation.cdi_devices if name.rpartition("=")[2] == device.parent)
+    given = [name.rpartition("=") for name in allocation.cdi_devices]
+    own = [f"{kind}={name}" for kind, _, name in given if name == device.parent]
+    own += [
+        f"{kind}={name}-{netdevs.stamp}"
+        for kind, _, name in given
+        if kind == ATTACHED_KIND and name in share.vfs
+    ]
     return PreparedDevice(
         share.request,
         result.pool,
@@ -394,12 +450,20 @@ def _prepared(
         device.parent if slices else "",
         slices,
         tuple(
-            VfInterface(vf.pci_address, vf.netdev, vf.mac, vf.rdma.device if vf.rdma else None)
+            _interface(vf, netdevs.links.get(vf.pci_address))
             for vf in snapshot.functions
             if vf.pci_address in share.vfs
         ),
         device.slot,
     )
+
+
+def _interface(vf: Function, link: PodLink | None) -> VfInterface:
+    rdma = vf.rdma.device if vf.rdma else None
+    if link is None:
+        return VfInterface(vf.pci_address, vf.netdev, vf.mac, rdma)
+    addresses = () if link.address is None else (str(link.address),)
+    return VfInterface(vf.pci_address, vf.netdev, vf.mac, rdma, link.name, addresses)
 
 
 def _infos(granted: Iterable[Allocation]) -> Iterable[DeviceInfo]:

@@ -3,7 +3,8 @@
 Each result of the allocation has one entry: whether it is prepared, its health, and for a VF what a reader of the
 cluster cannot know otherwise: which VF of the PF it is, its MAC address and its netdev on the host. They are those of
 now while the host has the netdev, and of the moment when the claim was prepared once a CNI plugin has moved it.
-Addresses of IP are not known: a CNI plugin sets them later.
+Where `nodeagent attach` moves it, they are its name and its addresses in the pod. Otherwise addresses are not known: a
+CNI plugin sets them later.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from nodeagent.dra import DRIVER
 from nodeagent.dra.devices import DraDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, VfInterface
-from nodeagent.facts.model import Function, Health, State
+from nodeagent.facts.model import Function, Health, PodNetdev, State
 
 _Json = dict[str, Any]
 
@@ -25,22 +26,30 @@ VFS_MAX = 16
 _MESSAGE_MAX = 1024
 READY, HEALTHY = "Ready", "Healthy"
 _NO_MAC = "00:00:00:00:00:00"
-_NETWORK = ("interfaceName", "hardwareAddress")
+_NETWORK = ("interfaceName", "hardwareAddress", "ips")
+_IPS_MAX = 16
+"""types.go, NetworkDeviceDataMaxIPs."""
 
 
 def device_statuses(
-    record: PreparedClaim, devices: Mapping[str, DraDevice], functions: Mapping[str, Function]
+    record: PreparedClaim,
+    devices: Mapping[str, DraDevice],
+    functions: Mapping[str, Function],
+    netdevs: Mapping[str, PodNetdev] | None = None,
 ) -> list[_Json]:
     """Return the entries of a claim, without the times of their conditions.
 
-    ``devices`` are those of the node by name, ``functions`` its PCI functions by address.
+    ``devices`` are those of the node by name, ``functions`` its PCI functions by address, and ``netdevs`` those of VFs
+    in pods, ``None`` while they are not known: they are then as they were planned.
     """
     entries: dict[tuple[Any, ...], _Json] = {}
     for device in record.devices:
         entry: _Json = {"driver": DRIVER, "pool": device.pool, "device": device.device}
         if device.share_id is not None:
             entry["shareID"] = device.share_id
-        interfaces = tuple(_present(it, functions.get(it.pci_address)) for it in device.interfaces)
+        interfaces = tuple(
+            _present(_in_pod(it, record, netdevs), functions.get(it.pci_address)) for it in device.interfaces
+        )
         seen = msgspec.structs.replace(device, interfaces=interfaces)
         health = _health(device, devices.get(device.device), functions)
         conditions = [_condition(READY, "True", "Prepared", "the container gets the device by CDI"), health]
@@ -63,7 +72,7 @@ def own_entries(claim: _Json) -> list[_Json]:
 
 
 def _own_part(entry: _Json) -> _Json:
-    """A CNI plugin may set addresses, and any writer a condition of its own."""
+    """Any writer may add a condition of its own."""
     network = {name: value for name, value in (entry.get("networkData") or {}).items() if name in _NETWORK}
     conditions = [it for it in entry.get("conditions") or () if it.get("type") in (READY, HEALTHY)]
     others = {name: value for name, value in entry.items() if name != "networkData"}
@@ -71,8 +80,19 @@ def _own_part(entry: _Json) -> _Json:
 
 
 def same(entries: Iterable[_Json], stored: Iterable[_Json]) -> bool:
-    """Whether the entries differ in nothing but the times of conditions and their order."""
-    return _timeless(entries) == _timeless(stored)
+    """Whether the entries differ in nothing but the times of conditions and their order. Where they have no addresses,
+    those that are stored are a CNI plugin's."""
+    wanted, found = _timeless(entries), _timeless(stored)
+    for name, entry in found.items():
+        if "ips" in entry.get("networkData", ()) and "ips" not in wanted.get(name, {}).get("networkData", ()):
+            found[name] = _without_addresses(entry)
+    return wanted == found
+
+
+def _without_addresses(entry: _Json) -> _Json:
+    network = {name: value for name, value in entry["networkData"].items() if name != "ips"}
+    others = {name: value for name, value in entry.items() if name != "networkData"}
+    return {**others, **({"networkData": network} if network else {})}
 
 
 def with_times(entries: Sequence[_Json], stored: Iterable[_Json], now: str) -> list[_Json]:
@@ -137,7 +157,21 @@ def _present(interface: VfInterface, function: Function | None) -> VfInterface:
     if function is None or function.netdev is None:
         return interface
     rdma = function.rdma.device if function.rdma is not None else interface.rdma
-    return VfInterface(interface.pci_address, function.netdev, function.mac or interface.mac, rdma)
+    return msgspec.structs.replace(
+        interface, netdev=function.netdev, mac=function.mac or interface.mac, rdma=rdma
+    )
+
+
+def _in_pod(
+    interface: VfInterface, record: PreparedClaim, netdevs: Mapping[str, PodNetdev] | None
+) -> VfInterface:
+    """The interface as it is in the pod of the claim now; on the host if it is in none of its pods."""
+    if netdevs is None:
+        return interface
+    there = netdevs.get(interface.pci_address)
+    if there is None or there.namespace != record.namespace or there.pod not in record.pods:
+        return msgspec.structs.replace(interface, in_pod=None, addresses=())
+    return msgspec.structs.replace(interface, in_pod=there.netdev, addresses=there.addresses)
 
 
 def _data(device: PreparedDevice) -> _Json:
@@ -149,7 +183,10 @@ def _data(device: PreparedDevice) -> _Json:
     vfs = []
     for address in device.vfs[:VFS_MAX]:
         it = known.get(address)
-        facts = {"netdev": it.netdev, "mac": it.mac, "rdmaDevice": it.rdma} if it is not None else {}
+        facts: _Json = {}
+        if it is not None:
+            facts = {"netdev": it.netdev, "mac": it.mac, "rdmaDevice": it.rdma}
+            facts |= {"interface": it.in_pod, "ips": list(it.addresses)}
         vfs.append({"pciAddress": address, **{name: value for name, value in facts.items() if value}})
     more = {"more": len(device.vfs) - VFS_MAX} if len(device.vfs) > VFS_MAX else {}
     return {"vfs": vfs, **more}
@@ -163,6 +200,9 @@ def _network(device: PreparedDevice) -> _Json:
 
 
 def network_data(interface: VfInterface) -> _Json:
-    """Return the ``networkData`` of one VF; empty if the host knows nothing of it."""
-    values = zip(_NETWORK, (interface.netdev, interface.mac), strict=True)
-    return {name: value for name, value in values if value and value != _NO_MAC}
+    """Return the ``networkData`` of one VF; empty if the host knows nothing of it. On the host it has no addresses."""
+    values: tuple[object, ...] = interface.in_pod or interface.netdev, interface.mac, None
+    if interface.in_pod is not None:
+        values = interface.in_pod, interface.mac, list(interface.addresses[:_IPS_MAX])
+    named = zip(_NETWORK, values, strict=True)
+    return {name: value for name, value in named if value and value != _NO_MAC}

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.attach.pod_plan import AttachPlan
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
@@ -151,7 +152,10 @@ class PreparedClaims:
                 and not _allocates(claim, known)
             ):
                 await self._end(known)
-            record = await self._decide_once_free(claim, reference, call, until)
+            plan = None
+            if _gets_netdevs(claim, self._offer):
+                plan = await self.writes.calls.run(self._files.attach_plan)
+            record = await self._decide_once_free(claim, reference, call, until, plan)
             await self._make(record)
             await self.write(record)
             _refuse_ended(self.preparing, uid, call)
@@ -274,7 +278,12 @@ class PreparedClaims:
         return claim if claim.metadata.uid == record.uid and _allocates(claim, record) else None
 
     async def _decide_once_free(
-        self, claim: ResourceClaim, reference: ClaimReference, call: object, until: float
+        self,
+        claim: ResourceClaim,
+        reference: ClaimReference,
+        call: object,
+        until: float,
+        plan: AttachPlan | None,
     ) -> PreparedClaim:
         """Decide. While a claim that is gone holds devices of this one, wait for its end."""
         try:
@@ -282,7 +291,7 @@ class PreparedClaims:
                 while True:
                     ended = self._ended
                     try:
-                        return self._decide(claim)
+                        return self._decide(claim, plan)
                     except Occupied as occupied:
                         refusal = occupied
                     self._conflict.set()
@@ -309,7 +318,7 @@ class PreparedClaims:
                         return True
         return False
 
-    def _decide(self, claim: ResourceClaim) -> PreparedClaim:
+    def _decide(self, claim: ResourceClaim, plan: AttachPlan | None) -> PreparedClaim:
         """Return the record of a claim, and hold its devices from now on."""
         uid = claim.metadata.uid
         known = self.records.get(uid)
@@ -330,6 +339,7 @@ class PreparedClaims:
                 others=[other for other in self.records.values() if other.uid != uid],
                 sequence=self._sequence + 1,
                 metadata_folder=self._files.new_metadata,
+                attach=plan,
             )
         except Occupied:
             raise
@@ -345,8 +355,10 @@ class PreparedClaims:
         return record
 
     def _take_pods(self, claim: ResourceClaim, record: PreparedClaim) -> None:
-        if claim.pods and claim.pods != record.pods:
-            self.records[record.uid] = msgspec.structs.replace(record, pods=claim.pods)
+        if claim.pods and (claim.pods, claim.pod_uids) != (record.pods, record.pod_uids):
+            self.records[record.uid] = msgspec.structs.replace(
+                record, pods=claim.pods, pod_uids=claim.pod_uids
+            )
             self._changed()
 
     async def _make(self, record: PreparedClaim) -> None:
@@ -400,6 +412,12 @@ class PreparedClaims:
 
 def _unknown_pools(offer: DraOffer) -> list[str]:
     return [name for name, pool in offer.current.pools.items() if pool is None]
+
+
+def _gets_netdevs(claim: ResourceClaim, offer: DraOffer) -> bool:
+    """Whether `nodeagent attach` moves VFs of the claim."""
+    names = {result.device for result in claim.results_of(DRIVER)}
+    return any(device.kind.attaches and device.name in names for device in offer.current.known())
 
 
 def _current(records: Mapping[str, PreparedClaim], record: PreparedClaim) -> PreparedClaim:

@@ -26,12 +26,16 @@ from nodeagent.kinds import ascii_name
 
 
 class VfInterface(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A VF as the host saw it when the claim was prepared: a CNI plugin may move and rename its netdev afterwards."""
+    """A VF as the host saw it when the claim was prepared: a CNI plugin may move and rename its netdev afterwards.
+    ``in_pod`` and ``addresses`` are the name and the addresses that `nodeagent attach` gives it in the pod, by its
+    plan."""
 
     pci_address: str
     netdev: str | None = None
     mac: str | None = None
     rdma: str | None = None
+    in_pod: str | None = None
+    addresses: tuple[str, ...] = ()
 
 
 class MadeMig(msgspec.Struct, frozen=True):
@@ -83,6 +87,8 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     device_info: tuple[DeviceInfo, ...] = ()
     pods: tuple[str, ...] = ()
     metadata: dict[str, str] = {}
+    pod_uids: tuple[str, ...] = ()
+    """In the order of ``pods``; `nodeagent attach` reads them."""
 
     @property
     def full_name(self) -> str:

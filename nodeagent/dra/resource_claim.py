@@ -93,4 +93,13 @@ class ResourceClaim(msgspec.Struct, frozen=True):
 
     @property
     def pods(self) -> tuple[str, ...]:
-        return tuple(it.name for it in self.status.reserved_for or () if it.resource == "pods")
+        return tuple(it.name for it in self._reserving)
+
+    @property
+    def pod_uids(self) -> tuple[str, ...]:
+        """In the order of ``pods``."""
+        return tuple(it.uid for it in self._reserving)
+
+    @property
+    def _reserving(self) -> tuple[Consumer, ...]:
+        return tuple(it for it in self.status.reserved_for or () if it.resource == "pods")

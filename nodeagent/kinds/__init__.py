@@ -80,6 +80,11 @@ class DeviceKind(msgspec.Struct, frozen=True):
         """The programs that a script in the container tells of its devices (``kinds.tell_script``)."""
         return ()
 
+    @property
+    def attaches(self) -> bool:
+        """Whether `nodeagent attach` moves netdevs of its devices into pods."""
+        return False
+
     def resized(self, device_mib: int) -> DeviceKind:  # noqa: ARG002
         """Return this kind with devices of another size; a kind without a size returns itself."""
         return self

@@ -33,11 +33,6 @@ Placed = tuple[Path, ResourceSettings]
 PlacedVfs = tuple[Path, VfsEntry]
 
 
-def gives_vfs_by_claims(resources: Sequence[Placed]) -> bool:
-    """Whether an entry of VFs has mode dra."""
-    return any(isinstance(entry, VfResource) and entry.mode == "dra" for _, entry in resources)
-
-
 def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) -> Iterator[Conflict]:
     """All conflicts between the entries that could be read."""
     yield from _same_name(resources)

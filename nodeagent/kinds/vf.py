@@ -76,6 +76,10 @@ class VfPool(DeviceKind, frozen=True):
     def tells(self) -> tuple[str, ...]:
         return () if self.tell_script is None else self.tell
 
+    @property
+    def attaches(self) -> bool:
+        return self.attach
+
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         held = {
             device

@@ -22,6 +22,13 @@ def test_a_plan_that_fits_is_accepted() -> None:
     assert (read.attach.interface, read.attach.nodes) == ("rail{rail}", 4094)
 
 
+def test_vfs_of_claims_are_moved_too() -> None:
+    read = load(
+        f'{HEAD}attach: {{interface: "rail{{rail}}"}}\nresources: [{{kind: vf, mode: dra}}]\n', name="f"
+    )
+    assert read.attach.interface == "rail{rail}"
+
+
 @pytest.mark.parametrize(
     ("section", "line", "why"),
     [
@@ -33,7 +40,6 @@ def test_a_plan_that_fits_is_accepted() -> None:
         ('interface: "rail{rail}"\n  addresses: "10.{rail}.0.1/16"', 5, "has host bits set"),
         ('interface: "rail{rail}"\n  addresses: "fd00:{rail}::/80"', 5, "use a prefix of /64 or shorter"),
         ('addresses: "10.{rail}.0.0/16"', 4, "set attach.interface too"),
-        ('interface: "rail{rail}"\nresources: [{kind: vf, mode: dra}]', 4, "netdevs of VFs with mode dra stay"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_at_its_line(section: str, line: int, why: str) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
 from nodeagent.attach.pod_plan import PlannedVf
 from nodeagent.facts.model import Holding, PodNetdev
-from tests.support.attached_pods import AttachedNode, addresses, links, vf
+from tests.support.attached_pods import AttachedNode, addresses, links, rules, vf
 
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")
 
@@ -651,3 +651,47 @@ async def test_an_ipv6_address_is_of_use_as_soon_as_the_container_may_start(node
     await node.attachments.begin(sandbox)
     with pod.entered(), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as user:
         user.bind(("fd00:100::7", 4711))
+
+
+async def test_a_running_pod_keeps_its_address_when_that_of_its_pf_changes(node: AttachedNode) -> None:
+    """Another number of the node is for the next pods: connections of this one would break."""
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    assert node.plan is not None
+    moved = {device: replace(it, address="10.100.16.9/24") for device, it in node.plan.vfs.items()}
+    node.plan = replace(node.plan, vfs=moved)
+    await node.restarted().synchronize((sandbox,))
+    assert addresses(pod) == {"rail0": ["10.100.16.7/16"]}
+    assert node.attachments.netdevs == (PodNetdev(vf(0), "default", "trainer", "rail0", ("10.100.16.7/16",)),)
+    assert node.starts(vf(0))
+    await node.attachments.end(sandbox)
+    node.released("trainer")
+    second, pod = node.pod("second", vf(0))
+    await node.attachments.begin(second)
+    assert addresses(pod) == {"rail0": ["10.100.16.9/24"]}
+
+
+async def test_a_running_pod_keeps_its_netdev_when_its_pf_loses_its_address(node: AttachedNode) -> None:
+    """Its containers start again; the next pod waits for an address."""
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    assert node.plan is not None
+    lost = {device: replace(it, address=None, refusal="no number") for device, it in node.plan.vfs.items()}
+    node.plan = replace(node.plan, vfs=lost)
+    await node.restarted().synchronize((sandbox,))
+    assert node.attachments.waiting == ()
+    assert node.starts(vf(0))
+    assert addresses(pod) == {"rail0": ["10.100.16.7/16"]}
+    await node.attachments.end(sandbox)
+    assert node.on_host() == node.all_host_names()
+    second, _ = node.pod("second", vf(1))
+    with pytest.raises(AttachRefused, match="no number"):
+        await node.attachments.begin(second)
+
+
+async def test_an_end_between_address_and_route_is_made_good(node: AttachedNode) -> None:
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    pod.ip("rule del from 10.100.16.7 table 1000")
+    await node.restarted().synchronize((sandbox,))
+    assert "10.100.16.7" in rules(pod)

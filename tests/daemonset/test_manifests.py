@@ -308,6 +308,7 @@ def test_the_part_that_moves_netdevs_has_the_folders_of_agent_runtime_and_kubele
     options = cli._parser("attach").parse_args(["attach"])
     for path in (
         options.directory / "attach/plan.json",
+        options.directory / "claims/uid.json",
         options.cdi / "nodeagent-attached.json",
         options.nri,
         options.kubelet_dir / "pod-resources/kubelet.sock",

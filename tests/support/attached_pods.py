@@ -20,10 +20,15 @@ from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
 from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import Sandbox
-from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.attach.pod_plan import AttachPlan, PlannedVf, claim_stamp
+from nodeagent.attach.vf_allocations import VfAllocations
+from nodeagent.base.stored_file import boot_id
+from nodeagent.dra.claim_files import ClaimFiles
+from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Holding
 from nodeagent.host.netlink.netdevs import Netdev
+from nodeagent.kubelet.device_info import DeviceInfoFiles
 from tests.support.namespaces import Netns
 from tests.support.waiting import until
 
@@ -71,6 +76,15 @@ class AttachedNode:
         self.at_list: Callable[[], object] = lambda: None
         """Called while the kubelet answers."""
         self.stamps = AttachStamps(folder)
+        self.claim_files = ClaimFiles(
+            folder / "claims",
+            folder / "cdi",
+            DeviceInfoFiles(folder / "info"),
+            boot_id(),
+            folder / "metadata",
+        )
+        self.claims = 0
+        """Records that were written so far."""
         self.allocated: dict[str, str] = {}
         """The CDI device that the last container of each VF names."""
         self.attachments = self.restarted()
@@ -102,7 +116,7 @@ class AttachedNode:
             lambda: self.plan,
             self._held,
             AttachedSpec(self.folder / "cdi"),
-            self.stamps,
+            VfAllocations(self.folder),
             NodeNetdevs(HostNames(self.folder), device_of, self.host.path),
         )
         return self.attachments
@@ -138,11 +152,34 @@ class AttachedNode:
             for device, name in zip(devices, allocation.cdi_devices, strict=True)
         }
 
+    def claim(self, name: str, pods: dict[str, str], *devices: str) -> PreparedClaim:
+        """The record of a prepared claim as the agent writes it, for pods by their UIDs."""
+        self.claims += 1
+        stamp = claim_stamp(f"uid-{name}", self.claims)
+        names = {device: f"nodeagent.io/attached={device}-{stamp}" for device in devices}
+        prepared = tuple(
+            PreparedDevice("r", "n1/nic", "nic", "nic-a", 1, "example.com/nic", ("c=0", cdi), vfs=(device,))
+            for device, cdi in names.items()
+        )
+        record = PreparedClaim(
+            f"uid-{name}", "default", name, self.claims, "a", prepared, {}, (), tuple(pods.values()),
+            pod_uids=tuple(pods),
+        )  # fmt: skip
+        self.claim_files.write_record(record)
+        self.allocated |= {device: cdi.partition("=")[2] for device, cdi in names.items()}
+        return record
+
+    def pod_by_claim(self, name: str, *devices: str) -> tuple[Sandbox, Netns]:
+        """A sandbox of a new pod, which has a claim for these VFs."""
+        self.claim(f"claim-{name}", {f"uid-{name}": name}, *devices)
+        return self.pod(name)
+
     def long_after_the_allocation(self) -> None:
         """The last allocation was a minute ago."""
-        folder = self.folder / "attach/stamps"
-        before = folder.stat().st_mtime_ns - 60_000_000_000
-        os.utime(folder, ns=(before, before))
+        for folder in (self.folder / "attach/stamps", self.folder / "claims"):
+            if folder.exists():
+                before = folder.stat().st_mtime_ns - 60_000_000_000
+                os.utime(folder, ns=(before, before))
 
     def ended(self, sandbox: Sandbox) -> None:
         """The kubelet no longer lists the pod, and the runtime has removed the file of its namespace."""
@@ -185,6 +222,12 @@ def links(ns: Netns) -> dict[str, dict[str, Any]]:
         ns.command("ip", "-json", "address"), check=True, capture_output=True, text=True, timeout=30
     )
     return {link["ifname"]: link for link in json.loads(said.stdout) if link["ifname"] != "lo"}
+
+
+def rules(ns: Netns) -> str:
+    """The routing rules of a namespace as `ip` lists them."""
+    said = subprocess.run(ns.command("ip", "rule"), check=True, capture_output=True, text=True, timeout=30)
+    return said.stdout
 
 
 def addresses(ns: Netns) -> dict[str, list[str]]:

@@ -23,7 +23,7 @@ from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.attach.address_plan import interface_name
 from nodeagent.attach.pod_plan import AttachPlan
-from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses
+from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.plain_text import few
 from nodeagent.base.supervise import beside
@@ -218,7 +218,8 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
     if config.attach.interface is None:
         return None
     rails = {device: int(name.removeprefix("nic")) for device, name in view.nics.items()}
-    return attach_plan(config.attach, view.snapshot, rails, addresses)
+    gateways = () if addresses is None else route_gateways()
+    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways)
 
 
 def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.plan_file import write_attach_plan
-from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses
+from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways
 from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.facts.inventory import Inventory
 from nodeagent.host.netlink.message import NetlinkError
@@ -60,8 +60,9 @@ class PlanWriter:
             self._addresses = await self._calls.run(self._read, frozenset(rails))
         except NetlinkError as error:
             log.warning("The addresses of the PFs cannot be read; the last ones stay. reason=%r", str(error))
-        plan = attach_plan(self._settings, snapshot, rails, self._addresses)
         try:
+            gateways = await self._calls.run(route_gateways)
+            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways)
             if await self._calls.run(write_attach_plan, self._folder, plan):
                 log.info("The plan for netdevs in pods was written. vfs=%d", len(plan.vfs))
         except OSError as error:

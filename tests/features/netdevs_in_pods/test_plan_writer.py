@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_interface
+import sys
+from ipaddress import IPv4Address, ip_interface
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -10,9 +11,9 @@ from msgspec.structs import replace
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.plan_file import PLAN_FILE, read_attach_plan, switch_off
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
-from nodeagent.attach.vf_plan import attach_plan
+from nodeagent.attach.vf_plan import attach_plan, route_gateways
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Function, Link, Snapshot
+from nodeagent.facts.model import Function, Identifier, Link, Neighbor, Snapshot
 from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter
 
 PF, VF = "0000:18:00.0", "0000:18:00.2"
@@ -69,6 +70,33 @@ def test_a_vf_whose_pf_gives_no_number_is_planned_with_the_reason() -> None:
         "rail 3: its PF has no address in 10.103.0.0/16, which gives the node its number",
         PF,
     )
+
+
+def test_the_address_of_a_pf_a_gateway_or_a_switch_is_given_to_no_vf() -> None:
+    """All of them stand where VF 0, 1 and 2 would have theirs."""
+    switch = Neighbor(
+        "ens1f0",
+        Identifier("local", "leaf"),
+        Identifier("ifname", "swp1"),
+        "leaf-1",
+        management_addresses=("10.103.48.7", "?"),
+    )
+    facts = replace(node(*(vf(f"0000:18:00.{index + 2}", index) for index in range(4))), neighbors=(switch,))
+    addresses = {PF: (ip_interface("10.103.0.7/16"),), "0000:19:00.0": (ip_interface("10.103.16.7/16"),)}
+    plan = attach_plan(SETTINGS, facts, RAILS, addresses, (IPv4Address("10.103.32.7"),))
+    whose = [it.refusal.partition("is the address of ")[2].partition(": give")[0] for it in plan.vfs.values()]
+    assert whose == ["the PF 0000:19:00.0", "a gateway of the node's routes", "the switch leaf-1", ""]
+    assert [it.address for it in plan.vfs.values()] == [None, None, None, "10.103.64.7/16"]
+
+
+def test_gateways_are_read_from_the_routes_of_the_kernel() -> None:
+    number = int.from_bytes(IPv4Address("10.103.32.7").packed, sys.byteorder)
+    text = (
+        f"Iface\tDestination\tGateway\tFlags\nens1\t0000670A\t{number:08X}\t0003\nens1\t0\t00000000\t1\nodd\n"
+    )
+    assert route_gateways(text) == (IPv4Address("10.103.32.7"),)
+    assert route_gateways("") == ()
+    assert IPv4Address(0) not in route_gateways()
 
 
 def test_without_addresses_a_vf_has_a_name_alone() -> None:
