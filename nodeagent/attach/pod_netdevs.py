@@ -160,11 +160,12 @@ def devices_in(place: OpenNamespace, device_of: DeviceOf) -> dict[str, Netdev]:
 
 
 def _lacks(pod: OpenNamespace, netdev: Netdev, address: VfAddress) -> bool:
-    """Whether a netdev in a pod is to get an address. One that has another address of that version, from an earlier
-    plan, keeps it until its pod ends: connections would break. An end between address and route leaves it alone."""
+    """Whether a netdev in a pod is to get an address. One that has another IPv4 address, from an earlier plan, keeps it
+    until its pod ends: connections would break. An IPv6 address follows the MAC address, and the pod may have others by
+    router advertisements."""
     present = addresses_by_ifindex(pod.netdevs).get(netdev.ifindex, ())
-    own = [one for one in present if one.version == address.version and not one.is_link_local]
-    return not own or address in own
+    own = [one for one in present if one.version == 4 and not one.is_link_local]
+    return address.version == 6 or not own or address in own
 
 
 def _find(place: OpenNamespace, device: str, device_of: DeviceOf) -> Netdev | None:

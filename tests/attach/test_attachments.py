@@ -695,3 +695,18 @@ async def test_an_end_between_address_and_route_is_made_good(node: AttachedNode)
     pod.ip("rule del from 10.100.16.7 table 1000")
     await node.restarted().synchronize((sandbox,))
     assert "10.100.16.7" in rules(pod)
+
+
+async def test_an_address_by_router_advertisement_does_not_stand_for_the_planned_one(
+    node: AttachedNode,
+) -> None:
+    """The process ended between the two, and a router was faster."""
+    assert node.plan is not None
+    planned = {device: replace(it, address="fd00::7/64") for device, it in node.plan.vfs.items()}
+    node.plan = replace(node.plan, vfs=planned)
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    pod.ip("address del fd00::7/64 dev rail0\naddress add 2001:db8::9/64 dev rail0 nodad")
+    await node.restarted().synchronize((sandbox,))
+    (netdev,) = node.attachments.netdevs
+    assert netdev.addresses == ("2001:db8::9/64", "fd00::7/64")
