@@ -59,7 +59,6 @@ FEATURES = (
         "attach",
         "the DaemonSet nodeagent-attach with CAP_SYS_ADMIN and CAP_NET_ADMIN; NRI of the container runtime",
         lambda c: c.attach.interface is not None,
-        apart=(("dra", "only VFs of device plugins come into pods as netdevs"),),
     ),
     Feature(
         "dra",

@@ -47,7 +47,7 @@ pytestmark = [
 
 COMPONENTS = sorted(path.name for path in (DAEMONSET / "components").iterdir())
 ROWS = {row.name: row for row in FEATURES}
-WITHOUT_CLAIMS, CLAIMS = ("volcano-deviceshare", "attach", "mig"), ("dra", "gpu-mps", "mig-claims")
+WITHOUT_CLAIMS, CLAIMS = ("volcano-deviceshare", "mig"), ("dra", "gpu-mps", "mig-claims")
 EVERY = {
     "with claims": [one for one in COMPONENTS if one not in WITHOUT_CLAIMS],
     "without claims": [one for one in COMPONENTS if one not in CLAIMS],
@@ -118,7 +118,7 @@ def test_each_pair_of_features_is_on_or_names_why_it_cannot_be(name: str, known:
         reason = reason_apart(name, other)
         manifests = rendered(names)
         if reason:
-            with pytest.raises(ConfigError, match=r"set twice|Volcano|volcano|stay on the host"):
+            with pytest.raises(ConfigError, match=r"set twice|Volcano|volcano"):
                 configurations(manifests)
         else:
             check(names, manifests, known)
@@ -266,7 +266,6 @@ def pairs() -> Iterator[tuple[str, str]]:
 
 def test_few_pairs_are_apart_and_each_has_its_reason() -> None:
     assert [pair for pair in pairs() if reason_apart(*pair)] == [
-        ("attach", "dra"),
         ("dra", "volcano-deviceshare"),
         ("gpu-mps", "volcano-deviceshare"),
         ("mig", "mig-claims"),
@@ -333,7 +332,7 @@ def test_each_pair_of_values_of_the_chart_is_on_or_names_why_it_cannot_be(
             continue  # the second counts
         manifests = of_chart(values)
         if any(reasons):
-            with pytest.raises(ConfigError, match=r"Volcano|volcano|stay on the host"):
+            with pytest.raises(ConfigError, match=r"Volcano|volcano"):
                 held(manifests)
         else:
             check(names, manifests, known, held)

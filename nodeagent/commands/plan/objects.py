@@ -418,8 +418,8 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
             objects.stored += 1
         except ReportError as error:
             objects.notes.append(f"RailPartners {_name(document)} is ignored: {error}")
-    elif kind == "Pod" and (objects.pods is not None or objects.agents is not None):
-        _store_pod(document, objects, lax)
+    elif kind == "Pod":
+        return _store_pod(document, objects, lax)
     elif kind == NODE_TRAFFIC:
         _store_traffic(document, objects, lax=lax)
     else:
@@ -437,16 +437,20 @@ def _store_traffic(document: dict[str, Any], objects: Objects, *, lax: bool) -> 
         objects.figures[answer.node, pod.namespace, pod.pod] = pod
 
 
-def _store_pod(document: dict[str, Any], objects: Objects, lax: bool) -> None:
+def _store_pod(document: dict[str, Any], objects: Objects, lax: bool) -> bool:
+    """Return whether the caller takes this pod."""
     try:
         labels = _texts(document.get("metadata"), "labels")
         if objects.agents is not None and AGENT_LABELS.items() <= labels.items():
             objects.agents.add(msgspec.convert(document, AgentPod, strict=not lax))
         elif objects.pods is not None:
             objects.pods.append(msgspec.convert(document, ListedPod, strict=not lax))
+        else:
+            return False
         objects.stored += 1
     except msgspec.MsgspecError as error:
         objects.notes.append(f"Pod {_name(document)} is ignored: {error}")
+    return True
 
 
 def _store_config_map(document: dict[str, Any], objects: Objects) -> bool:
