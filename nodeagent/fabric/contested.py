@@ -207,12 +207,13 @@ class _Evidence:
 
     def _has_id_for_each_port(self, chassis: str, name: str, names: Collection[str]) -> bool:
         """Two nodes or more each report another chassis ID with this name, and no others report most of these. Those
-        that give the chassis ID another one of these names do not count."""
+        that give the chassis ID another one of these names do not count. Nor do IDs that those alone report who claim
+        this one: one report makes no pattern."""
         rivals = set().union(*(self.claims[chassis, other] for other in names if other != name))
         others = [left for nodes in self._other_ids(chassis, name) if (left := nodes - rivals)]
-        return (
-            len(set().union(*others)) > 1 and 2 * sum(len(nodes) == 1 for nodes in others) >= len(others) > 1
-        )
+        told = [nodes for nodes in others if not nodes <= self.claims[chassis, name]]
+        each = sum(len(nodes) == 1 for nodes in told)
+        return len(set().union(*others)) > 1 and len(others) > 1 and 2 * each >= len(told) > 0
 
     def _other_ids(self, chassis: str, name: str) -> list[set[str]]:
         """The nodes of each other chassis ID with this name."""

@@ -273,6 +273,7 @@ def nodes_below(outcome: PlanOutcome, tier: int) -> Groups:
 @example(seed=628682551861, units=4, patterns=False)
 @example(seed=21326641815, units=4, patterns=False)
 @example(seed=10003093, units=4, patterns=False)
+@example(seed=11000229, units=5, patterns=False)
 @given(seed=SEED, units=st.integers(4, 6), patterns=st.booleans())
 def test_one_report_of_any_content_joins_and_divides_no_group_of_an_upper_tier(
     seed: int, units: int, patterns: bool
