@@ -1,6 +1,6 @@
 """Judge what the VFs of pods carry, from readings of their counters and of the load of GPUs. Pure: time is given.
 
-* A VF moves if it carries ``MOVES_BPS``, and then as long as it carries ``STAYS_BPS``. A job without collectives still
+* A VF moves if it carries ``MOVES_BPS``, and from then on if it carries ``STAYS_BPS``. A job without collectives still
   sends some ARP and keep-alive.
 * A pod is silent if none of its VFs has moved for ``SAY_S``, and for longer than its own longest pause: checkpoints and
   evaluations pause the rails of each job, and no level changes for them.
@@ -8,7 +8,8 @@
 * While a pod moves, a VF of it that does not move is silent by itself; one that carries less than ``BELOW`` of the
   median of the others is below them. Both must hold for ``SAY_S``, and the second ends at ``NOT_BELOW``.
 * GPUs wait if a kernel runs all the time and the memory of the GPU is not used: so do those of a collective whose
-  partner is not there. A GPU that computes uses its memory (docs/reference/verified.md).
+  partner is not there. A GPU that computes uses its memory (docs/reference/verified.md). They wait after ``WAITS_S``:
+  each collective waits for its slowest rank for some time.
 * A VF whose driver does not count all bytes is ``unmeasured``, and takes no part in this.
 * A counter that falls was reset: the reading is a new beginning.
 * Changes of levels have a budget for the node (``LevelBudget``). Without it the newest state waits; none is lost.
@@ -44,6 +45,7 @@ BUSY_LOAD, IDLE_LOAD = 0.99, 0.05
 MEMORY_USED = 0.01
 LOADS = 4
 """Readings of the load of a GPU."""
+WAITS_S = 300.0
 MOVING, SILENT, BELOW_PEERS, NEVER_MOVED, UNMEASURED = "moving", "silent", "below", "unused", "unmeasured"
 WAITING, WORKING, IDLING = "waiting", "working", "idle"
 COUNTS_ALL = frozenset(("mlx5_core", "ixgbe"))
@@ -122,7 +124,7 @@ class _Vf:
         self.rate = VfRate(seconds, *(one / seconds for one in grown))
         carried = self.rate.received + self.rate.sent
         self.rates.append(carried)
-        if carried >= (STAYS_BPS if self.moved_at == last.at else MOVES_BPS):
+        if carried >= (MOVES_BPS if self.moved_at is None else STAYS_BPS):
             self.moved_at = now.at
         return True
 
@@ -165,6 +167,8 @@ class TrafficJudge:
     def __init__(self) -> None:
         self._pods: dict[str, _Pod] = {}
         self._loads: dict[int, deque[GpuLoad]] = {}
+        self._worked_at: dict[int, float] = {}
+        """When each GPU was seen last without a kernel that only waits, or was read first."""
         self._budget = LevelBudget()
         self._published: dict[str, PodTraffic] = {}
         self._began: float | None = None
@@ -184,6 +188,9 @@ class TrafficJudge:
             known = self._loads.setdefault(index, deque(maxlen=LOADS))
             if not known or known[-1].at < load.at:
                 known.append(load)
+                if not _only_waits(load):
+                    self._worked_at[index] = load.at
+                self._worked_at.setdefault(index, load.at)
         self._pods = {
             name: self._pods.get(name) or _Pod(at_start=now - self._began <= THERE_BEFORE_S) for name in pods
         }
@@ -284,14 +291,20 @@ class TrafficJudge:
         )
 
     def _gpus(self, indexes: Iterable[int]) -> tuple[str, tuple[int, ...]]:
-        """The word for most GPUs of a pod, and the idle ones if not all are."""
-        words = {index: load_word(self._loads.get(index, ())) for index in indexes}
-        known = [word for word in words.values() if word]
-        if not known:
+        """The word for most GPUs of a pod, and the idle ones if not all are. Empty: it is not known, or not yet."""
+        words = {index: self._word(index) for index in indexes}
+        most = max((WAITING, WORKING, IDLING, ""), key=[*words.values()].count)
+        if not words or not most:
             return "", ()
-        most = max((WAITING, WORKING, IDLING), key=known.count)
         idle = tuple(index for index, word in words.items() if word == IDLING)
         return most, idle if len(idle) < len(words) else ()
+
+    def _word(self, index: int) -> str:
+        """The word for a GPU; empty while it has not waited for long enough."""
+        loads = self._loads.get(index)
+        word = load_word(loads or ())
+        waited_s = loads[-1].at - self._worked_at[index] if loads else 0.0
+        return "" if word == WAITING and waited_s < WAITS_S else word
 
 
 def load_word(loads: Iterable[GpuLoad]) -> str:
@@ -301,8 +314,11 @@ def load_word(loads: Iterable[GpuLoad]) -> str:
         return ""
     if all(load.utilization <= IDLE_LOAD for load in loads):
         return IDLING
-    waits = all(load.utilization >= BUSY_LOAD and (load.memory or 0.0) < MEMORY_USED for load in loads)
-    return WAITING if waits else WORKING
+    return WAITING if all(map(_only_waits, loads)) else WORKING
+
+
+def _only_waits(load: GpuLoad) -> bool:
+    return load.utilization >= BUSY_LOAD and (load.memory or 0.0) < MEMORY_USED
 
 
 def stepped(seconds: float) -> int:
