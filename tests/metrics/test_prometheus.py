@@ -51,6 +51,7 @@ CONTROLLER = (
     "nodeagent_maintenance",
     "nodeagent_node_away",
     "nodeagent_gpu_trouble",
+    "nodeagent_job_",
     "nodeagent_fabric_",
     "nodeagent_controller_",
     "nodeagent_switch",
