@@ -47,7 +47,14 @@ SHOWN = {
     "jobs": SimpleNamespace(
         shown=[
             JobFabric(
-                JobKey("ml", "JobSet", "llama"), {"a": ("n",)}, 1, (("n", "nic0"),), (), (("n", "GPU 3"),)
+                JobKey("ml", "JobSet", "llama"),
+                {"a": ("n",)},
+                1,
+                (("n", "nic0"),),
+                (),
+                (("n", "GPU 3"),),
+                stalled_s=420.0,
+                rails_below=1,
             )
         ]
     ),

@@ -17,7 +17,7 @@ def test_each_room_has_tests_and_each_folder_of_tests_belongs_to_a_room() -> Non
     assert not {test for tests in rooms.values() for test in tests} - {f"tests/{name}" for name in folders}
     own = {path for path in (ROOT / "nodeagent").iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert not {path.name for path in own} - {Path(room).name for room in rooms}
-    assert folders - {"vm"} <= {Path(test).name for tests in rooms.values() for test in tests}
+    assert folders - {"vm", "real_gpu"} <= {Path(test).name for tests in rooms.values() for test in tests}
 
 
 def test_the_longest_path_decides_and_a_path_is_no_start_of_a_name() -> None:
