@@ -81,6 +81,7 @@ def _traffic(options: argparse.Namespace) -> int:
     import msgspec
 
     from nodeagent.console.agent_query import AgentQueryError, ask_for
+    from nodeagent.console.json_document import json_document
     from nodeagent.console.terminal import joined, note, screen, screen_section
     from nodeagent.fabric.traffic_figures import TrafficFigures
 
@@ -95,7 +96,7 @@ def _traffic(options: argparse.Namespace) -> int:
         note(f"no agent runs here ({source}), and the agent counts: start it with traffic.report")
         return USAGE
     if options.json:
-        print(msgspec.json.encode(figures).decode())
+        print(json_document(figures, options.root, source))
         return GOOD
     rows = [
         (

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -14,6 +15,7 @@ from nodeagent.commands.plan.job_rails import rails_document, rails_lines
 from nodeagent.console.terminal import Screen
 from nodeagent.fabric.jobs import by_job, job_pod
 from nodeagent.fabric.nodelinks import RailLevel, TrafficLevel
+from nodeagent.fabric.traffic_figures import PodFigures, TrafficFigures, VfFigures
 from tests.commands.test_job import file, preview, scene
 from tests.commands.test_trouble import NOW
 
@@ -198,3 +200,19 @@ def test_without_an_agent_the_verb_of_a_node_says_so(
 ) -> None:
     assert main(["rails", "traffic", "--root", str(tmp_path)]) == 2
     assert "start it with traffic.report" in capsys.readouterr().err
+
+
+def test_the_document_of_a_node_is_read_by_job(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vf = VfFigures("nic0", "0000:1a:00.2", 5.0, 1e9, 2e9, 10.0, 20.0, 0.0)
+    told = TrafficFigures(node="su0-n00", pods=(PodFigures("ml", "p0", (vf,), {"0": 0.5}, 0.0),))
+    monkeypatch.setattr("nodeagent.console.agent_query.ask_for", lambda *_: (told, "/run/agent.sock"))
+    assert main(["rails", "traffic", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["node"] == "su0-n00"
+    assert document["time"].endswith("Z")
+    assert document["source"] == "/run/agent.sock"
+    assert msgspec.convert(document, TrafficFigures) == told
+    assert main(["rails", "traffic"]) == 0
+    assert "ml/p0" in capsys.readouterr().out

@@ -48,6 +48,7 @@ OF_A_DAEMON = {
     "attach": "tests/commands/test_attach_list.py",
     "rails": "tests/commands/test_rails.py",
     "rails check": "tests/commands/test_rails.py",
+    "rails traffic": "tests/commands/test_job_rails.py",
     "maintain": "tests/commands/test_maintain.py",
     "diff": "tests/commands/test_node_differences.py",
 }
