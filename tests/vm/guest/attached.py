@@ -17,6 +17,7 @@ from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.attach.vf_allocations import VfAllocations
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Holding
 from nodeagent_lab.sim.netns import Netns
@@ -46,7 +47,11 @@ class Node:
             return KubeletList(pods, tuple(self.holdings))
 
         self.attachments = Attachments(
-            lambda: self.plan, held, AttachedSpec(FOLDER / "cdi"), self.stamps, NodeNetdevs(HostNames(FOLDER))
+            lambda: self.plan,
+            held,
+            AttachedSpec(FOLDER / "cdi"),
+            VfAllocations(FOLDER),
+            NodeNetdevs(HostNames(FOLDER)),
         )
         return self.attachments
 
