@@ -58,6 +58,7 @@ class SwitchNames:
         self._name_of_chassis: dict[str, str] = {}
         self._shared_chassis: set[str] = set()
         self._default_chassis: set[str] = set()
+        self._named_by_one: set[str] = set()
         self._new: set[str] = set()
         self.keys: dict[SwitchAnnouncement, str] = {}
         self.record = dict(record)
@@ -153,6 +154,10 @@ class SwitchNames:
         return name
 
     def _resolve(self) -> None:
+        with_name = frozenset(
+            chain.from_iterable(same for name, same in self._by_name.items() if name[0] != "=")
+        )
+        self._named_by_one = _named_by_one(self._patterns, with_name, self._shared_chassis)
         named: list[NamedSwitch] = []
         nameless: list[SwitchAnnouncement] = []
         chosen: dict[str, str] = {}
@@ -184,13 +189,9 @@ class SwitchNames:
     def _resolve_nameless(self, nameless: Iterable[SwitchAnnouncement], chosen: Mapping[str, str]) -> None:
         """Announcements with a factory default name or none. A chassis ID that is known by a name keeps its key."""
         by_name: dict[str, list[SwitchAnnouncement]] = {}
-        named = frozenset(
-            chain.from_iterable(self._by_name[name] for name in self._by_name if name[0] != "=")
-        )
-        named_by_one = _named_by_one(self._patterns, named, self._shared_chassis)
         for announcement in nameless:
             known = chosen.get(announcement.chassis) or self.record.get(announcement.chassis, "")
-            if announcement.chassis in named_by_one:
+            if announcement.chassis in self._named_by_one:
                 known = ""
             if known and not known.startswith((CHASSIS, ADDRESS)):
                 self._assign((announcement,), known)
@@ -413,7 +414,7 @@ class SwitchNames:
     def _key(self, switch: list[NamedSwitch]) -> str:
         names = {part.name for part in switch}
         chassis = {announcement.chassis for part in switch for announcement in part.announcements}
-        chassis -= self._default_chassis
+        chassis -= self._default_chassis | self._named_by_one
         if not chassis:
             return min(names)  # Neither the record nor an alias is about this name: a chassis ID made them.
         recorded = {self.record.get(chassis_id, "") for chassis_id in chassis}

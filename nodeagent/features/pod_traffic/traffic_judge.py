@@ -8,8 +8,8 @@
 * While a pod moves, a VF of it that does not move is silent by itself; one that carries less than ``BELOW`` of the
   median of the others is below them. Both must hold for ``SAY_S``, and the second ends at ``NOT_BELOW``.
 * GPUs wait if a kernel runs all the time and the memory of the GPU is not used: so do those of a collective whose
-  partner is not there. A GPU that computes uses its memory (docs/reference/verified.md). They wait after ``WAITS_S``:
-  each collective waits for its slowest rank for some time.
+  partner is not there. A GPU that computes uses its memory (docs/reference/verified.md). They wait after
+  ``GPUS_WAIT_S``: each collective waits for its slowest rank for some time.
 * A VF whose driver does not count all bytes is ``unmeasured``, and takes no part in this.
 * A counter that falls was reset: the reading is a new beginning.
 * Changes of levels have a budget for the node (``LevelBudget``). Without it the newest state waits; none is lost.
@@ -45,7 +45,7 @@ BUSY_LOAD, IDLE_LOAD = 0.99, 0.05
 MEMORY_USED = 0.01
 LOADS = 4
 """Readings of the load of a GPU."""
-WAITS_S = 300.0
+GPUS_WAIT_S = 300.0
 MOVING, SILENT, BELOW_PEERS, NEVER_MOVED, UNMEASURED = "moving", "silent", "below", "unused", "unmeasured"
 WAITING, WORKING, IDLING = "waiting", "working", "idle"
 COUNTS_ALL = frozenset(("mlx5_core", "ixgbe"))
@@ -304,7 +304,7 @@ class TrafficJudge:
         loads = self._loads.get(index)
         word = load_word(loads or ())
         waited_s = loads[-1].at - self._worked_at[index] if loads else 0.0
-        return "" if word == WAITING and waited_s < WAITS_S else word
+        return "" if word == WAITING and waited_s < GPUS_WAIT_S else word
 
 
 def load_word(loads: Iterable[GpuLoad]) -> str:
