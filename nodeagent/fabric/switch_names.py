@@ -49,7 +49,6 @@ class SwitchNames:
         nodes: Container[SwitchAnnouncement] = (),
     ) -> None:
         """``nodes`` are announcements of nodes, which are no switches."""
-        self._nodes = nodes
         self._generic = frozenset(name.lower() for name in generic_names)
         self._published = published
         self._aliases = aliases
@@ -65,7 +64,7 @@ class SwitchNames:
         self.renamed: dict[str, str] = {}
         self.ambiguous: set[SwitchAnnouncement] = set()
         self.anomalies: list[Anomaly] = []
-        self._index(patterns)
+        self._index(patterns, nodes)
         self._find_default_chassis()
         self._resolve()
         self._trim_record()
@@ -93,11 +92,11 @@ class SwitchNames:
         )
         return min(keys, key=lambda key: (key not in (whole, short(whole)), key), default=short(whole))
 
-    def _index(self, patterns: Iterable[CablingPattern]) -> None:
+    def _index(self, patterns: Iterable[CablingPattern], nodes: Container[SwitchAnnouncement]) -> None:
         users = self._patterns
         for pattern in patterns:
             for slot in pattern.shape:
-                if slot.neighbor is None or slot.neighbor in self._nodes:
+                if slot.neighbor is None or slot.neighbor in nodes:
                     continue
                 known = users.get(slot.neighbor)
                 if known is None:
