@@ -82,6 +82,8 @@ class Objects:
     """Those with the labels of the controller's, and those with a cabling plan: their name is ``CABLING_PLAN``."""
     stored: int = 0
     """Objects of all kinds."""
+    unused_pods: int = 0
+    """Pods that are of no agent, for a caller that takes those of agents alone."""
     _versions: dict[str, int] = field(default_factory=dict)
     _equal_names: Counter[str] = field(default_factory=Counter)
 
@@ -161,6 +163,8 @@ def read_objects(source: str, objects: Objects, stdin: BinaryIO | None = None) -
             raise others
         first, _, _ = str(others).partition("; expected ")
         objects.notes.append(f"objects of other kinds are left out, the first at {first}")
+    elif objects.unused_pods and objects.stored == before:
+        raise UserFileError(user_files.source_name(source), "it has Pods alone", _EXPECTED)
 
 
 def _read_file(source: str, objects: Objects, stdin: BinaryIO | None) -> UserFileError | None:
@@ -418,8 +422,8 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
             objects.stored += 1
         except ReportError as error:
             objects.notes.append(f"RailPartners {_name(document)} is ignored: {error}")
-    elif kind == "Pod":
-        return _store_pod(document, objects, lax)
+    elif kind == "Pod" and (objects.pods is not None or objects.agents is not None):
+        _store_pod(document, objects, lax)
     elif kind == NODE_TRAFFIC:
         _store_traffic(document, objects, lax=lax)
     else:
@@ -437,8 +441,7 @@ def _store_traffic(document: dict[str, Any], objects: Objects, *, lax: bool) -> 
         objects.figures[answer.node, pod.namespace, pod.pod] = pod
 
 
-def _store_pod(document: dict[str, Any], objects: Objects, lax: bool) -> bool:
-    """Return whether the caller takes this pod."""
+def _store_pod(document: dict[str, Any], objects: Objects, lax: bool) -> None:
     try:
         labels = _texts(document.get("metadata"), "labels")
         if objects.agents is not None and AGENT_LABELS.items() <= labels.items():
@@ -446,11 +449,11 @@ def _store_pod(document: dict[str, Any], objects: Objects, lax: bool) -> bool:
         elif objects.pods is not None:
             objects.pods.append(msgspec.convert(document, ListedPod, strict=not lax))
         else:
-            return False
+            objects.unused_pods += 1
+            return
         objects.stored += 1
     except msgspec.MsgspecError as error:
         objects.notes.append(f"Pod {_name(document)} is ignored: {error}")
-    return True
 
 
 def _store_config_map(document: dict[str, Any], objects: Objects) -> bool:
