@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 from pathlib import Path
 
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
-from nodeagent.facts.model import Function, Snapshot
+from nodeagent.facts.model import Function, NodeNumber, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.kinds.vf import has_netdev
@@ -47,6 +47,21 @@ def attach_plan(
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
     return AttachPlan(settings.interface or "", vfs, probe=settings.probe)
+
+
+def node_numbers(
+    settings: AttachSettings, rails: Mapping[str, int], addresses: PfAddresses
+) -> tuple[NodeNumber, ...]:
+    """The number of this node on each rail, for the others; nothing of a PF with another address there. Pure."""
+    found: list[NodeNumber] = []
+    if (plan := settings.address_plan) is None:
+        return ()
+    for pf, rail in sorted(rails.items()):
+        with suppress(AddressPlanError):
+            prefix = plan.of(rail)
+            if isinstance(prefix, IPv4Network):
+                found.append(NodeNumber(pf, str(prefix), plan.node_number(rail, addresses.get(pf, ()))))
+    return tuple(found)
 
 
 def _taken(

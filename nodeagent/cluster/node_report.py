@@ -73,6 +73,7 @@ from nodeagent.facts.model import (
     Identifier,
     Link,
     Neighbor,
+    NodeNumber,
     RailCheck,
     Snapshot,
     State,
@@ -126,6 +127,7 @@ def report(
     last, stamp = {link.name: link for link in before.links} if before else {}, rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
     checks = {check.pci_address: check for check in snapshot.rail_checks}
+    numbers = {one.pci_address: one for one in snapshot.node_numbers}
     reported, names, named = dict[str, NodeLink](), dict[str, str](), nic_names(rails)
     for function in snapshot.functions:
         if function.parent is not None:
@@ -144,6 +146,7 @@ def report(
             last.get(name),
             stamp,
             checks.get(function.pci_address),
+            numbers.get(function.pci_address),
             patient=patient,
         )
     addresses = {function.pci_address for function in snapshot.functions}
@@ -223,6 +226,7 @@ def _link(
     last: NodeLink | None,
     stamp: str,
     check: RailCheck | None,
+    number: NodeNumber | None,
     *,
     patient: bool,
 ) -> NodeLink:
@@ -254,7 +258,15 @@ def _link(
         neighbor=reported_neighbor(own_neighbors, last.neighbor if last else None, patient=patient),
         last_transition_time=last.last_transition_time if last and same_state else stamp,
         **_checked(check, last if patient else None),
+        **_numbered(number, last if patient else None),
     )
+
+
+def _numbered(number: NodeNumber | None, last: NodeLink | None) -> dict[str, Any]:
+    """The number of the node on the rail. After a start the last report stands until the addresses are read."""
+    if number is not None:
+        return {"vf_prefix": number.prefix, "number": number.number or None}
+    return {} if last is None else {"vf_prefix": last.vf_prefix, "number": last.number}
 
 
 def _checked(check: RailCheck | None, last: NodeLink | None) -> dict[str, Any]:

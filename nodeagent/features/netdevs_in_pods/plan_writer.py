@@ -14,7 +14,13 @@ from pathlib import Path
 
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.plan_file import write_attach_plan
-from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways
+from nodeagent.attach.vf_plan import (
+    PfAddresses,
+    attach_plan,
+    node_numbers,
+    pf_addresses,
+    route_gateways,
+)
 from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.facts.inventory import Inventory
 from nodeagent.host.netlink.message import NetlinkError
@@ -22,6 +28,7 @@ from nodeagent.host.netlink.message import NetlinkError
 log = logging.getLogger(__name__)
 
 ADDRESSES_S = 10.0
+SOURCE = "attach plan"
 _WRITE_S = 5.0
 
 
@@ -60,6 +67,7 @@ class PlanWriter:
             self._addresses = await self._calls.run(self._read, frozenset(rails))
         except NetlinkError as error:
             log.warning("The addresses of the PFs cannot be read; the last ones stay. reason=%r", str(error))
+        self._inventory.publish(SOURCE, node_numbers=node_numbers(self._settings, rails, self._addresses))
         try:
             gateways = await self._calls.run(route_gateways)
             plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways)

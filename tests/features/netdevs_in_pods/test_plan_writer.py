@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.plan_file import PLAN_FILE, read_attach_plan, switch_off
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
-from nodeagent.attach.vf_plan import attach_plan, route_gateways
+from nodeagent.attach.vf_plan import attach_plan, node_numbers, route_gateways
+from nodeagent.cluster.node_report import report
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Function, Identifier, Link, Neighbor, Snapshot
+from nodeagent.facts.model import Function, Identifier, Link, Neighbor, NodeNumber, Snapshot
 from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter
 
 PF, VF = "0000:18:00.0", "0000:18:00.2"
@@ -150,3 +151,41 @@ def test_a_plan_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     (tmp_path / "attach").mkdir()
     (tmp_path / PLAN_FILE).write_text('{"interface": 3}')
     assert read_attach_plan(tmp_path) is None
+
+
+def test_the_report_names_the_prefix_of_each_pf_and_the_number_that_its_address_gives() -> None:
+    """Nothing of a PF whose address is none of the plan, nor of IPv6, whose addresses follow from the MAC."""
+    rails = {PF: 3, "0000:40:00.0": 4, "0000:aa:00.0": 5}
+    addresses = {
+        PF: (ip_interface("10.103.0.7/16"),),
+        "0000:aa:00.0": (ip_interface("10.105.9.7/16"),),
+    }
+    assert node_numbers(SETTINGS, rails, addresses) == (
+        NodeNumber(PF, "10.103.0.0/16", 7),
+        NodeNumber("0000:40:00.0", "10.104.0.0/16", 0),
+    )
+    assert node_numbers(replace(SETTINGS, addresses="fd00:{rail}::/64"), rails, addresses) == ()
+    assert node_numbers(replace(SETTINGS, addresses=None), rails, addresses) == ()
+
+
+async def test_the_numbers_reach_the_facts_for_the_report(tmp_path: Path) -> None:
+    inventory = Inventory()
+    inventory.publish("pci", functions=node(vf()).functions)
+    inventory.publish("link", links=node(vf()).links)
+    writer = PlanWriter(
+        SETTINGS, inventory, lambda: RAILS, tmp_path, lambda _: {PF: (ip_interface("10.103.0.7/16"),)}
+    )
+    await writer.write()
+    snapshot = inventory.snapshot
+    assert snapshot.node_numbers == (NodeNumber(PF, "10.103.0.0/16", 7),)
+    (link,) = report(snapshot, "gpu-0", RAILS, None, now=0.0).links
+    assert (link.vf_prefix, link.number) == ("10.103.0.0/16", 7)
+
+
+def test_after_a_start_the_last_number_stands_until_the_addresses_are_read() -> None:
+    read = replace(node(), node_numbers=(NodeNumber(PF, "10.103.0.0/16", 7),))
+    before = report(read, "gpu-0", RAILS, None, now=0.0)
+    (link,) = report(node(), "gpu-0", RAILS, before, now=1.0, patient=True).links
+    assert (link.vf_prefix, link.number) == ("10.103.0.0/16", 7)
+    (link,) = report(node(), "gpu-0", RAILS, before, now=1.0).links
+    assert (link.vf_prefix, link.number) == (None, None)
