@@ -128,9 +128,12 @@ class AddressPlan(Struct, frozen=True):
         except ValueError as error:
             raise AddressPlanError(f"rail {rail}: {text} is no prefix: {error}") from error
 
-    def address(self, rail: int, vf_index: int, *, pf: Iterable[VfAddress], mac: str | None) -> VfAddress:
+    def address(
+        self, rail: int, vf_index: int, *, pf: Iterable[VfAddress], mac: str | None, given: int = 0
+    ) -> VfAddress:
         """The address of a VF in its pod. ``pf`` are the addresses of its PF on this node, ``mac`` is the VF's MAC
-        address (``02:00:00:00:00:01``). Raises ``AddressPlanError``."""
+        address (``02:00:00:00:00:01``). ``given`` is the number of the node where the PF has no address; 0: it has
+        none. Raises ``AddressPlanError``."""
         for fault in self.faults():
             raise AddressPlanError(fault)
         prefix = self.of(rail)
@@ -138,7 +141,11 @@ class AddressPlan(Struct, frozen=True):
             return _by_mac(prefix, mac)
         if vf_index >= self.vfs:
             raise AddressPlanError(f"VF {vf_index} of its PF is beyond `vfs: {self.vfs}`")
-        number = self.node_number(rail, pf)
+        number = self.node_number(rail, pf) or given
+        if number > self.nodes:
+            raise AddressPlanError(
+                f"rail {rail}: the controller's number {number} of this node is beyond `nodes: {self.nodes}`"
+            )
         if not number:
             raise AddressPlanError(
                 f"rail {rail}: its PF has no address in {prefix}, which gives the node its number"

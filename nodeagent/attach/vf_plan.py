@@ -13,10 +13,13 @@ from pathlib import Path
 
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
 from nodeagent.attach.attach_settings import AttachSettings
+from nodeagent.attach.given_numbers import GivenNumbers
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.fabric.rail_partners import RailNumber
 from nodeagent.facts.model import Function, NodeNumber, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kinds.vf import has_netdev
 
 PfAddresses = Mapping[str, tuple[VfAddress, ...]]
@@ -29,13 +32,15 @@ def attach_plan(
     rails: Mapping[str, int],
     addresses: PfAddresses | None,
     gateways: Iterable[IPv4Address] = (),
+    numbers: GivenNumbers | None = None,
 ) -> AttachPlan:
     """The plan for each VF with a netdev whose PF has a rail. Pure. ``rails`` are those of the PFs; ``addresses`` are
     ``None`` where they cannot be known, as on a machine that is looked at from elsewhere. ``gateways`` are those of the
-    node's routes."""
+    node's routes, ``numbers`` what the controller has said; ``None``: it is not asked."""
     links = {link.pci_address: link for link in snapshot.links}
     addressing = settings.address_plan
-    taken = _taken(snapshot, addresses or {}, gateways)
+    taken = ({} if numbers is None else dict(numbers.taken)) | _taken(snapshot, addresses or {}, gateways)
+    names = nic_names(rails)
     vfs = {}
     for vf in snapshot.functions:
         pf = vf.parent
@@ -43,7 +48,13 @@ def attach_plan(
             continue
         link = links.get(pf)
         address, refusal = _address(
-            addressing, vf, rails[pf], None if addresses is None else addresses.get(pf, ()), taken
+            addressing,
+            vf,
+            rails[pf],
+            None if addresses is None else addresses.get(pf, ()),
+            taken,
+            names[pf],
+            numbers,
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
     return AttachPlan(settings.interface or "", vfs, probe=settings.probe)
@@ -85,6 +96,8 @@ def _address(
     rail: int,
     pf: Iterable[VfAddress] | None,
     taken: Mapping[IPv4Address | IPv6Address, str],
+    name: str,
+    numbers: GivenNumbers | None,
 ) -> tuple[str | None, str]:
     if plan is None:
         return None, ""
@@ -93,7 +106,10 @@ def _address(
     if pf is None and plan.prefix.find(":") < 0:
         return None, "the addresses of its PF are not known here"
     try:
-        address = plan.address(rail, vf.vf_index, pf=pf or (), mac=vf.mac)
+        number = 0
+        if numbers is not None and ":" not in plan.prefix:
+            number = _agreed(plan, rail, pf or (), numbers.of.get(name))
+        address = plan.address(rail, vf.vf_index, pf=pf or (), mac=vf.mac, given=number)
     except AddressPlanError as error:
         return None, str(error)
     if (owner := taken.get(address.ip)) is not None:
@@ -102,6 +118,24 @@ def _address(
             "of the first part of the prefix, or choose other `attach.addresses`"
         )
     return str(address), ""
+
+
+def _agreed(plan: AddressPlan, rail: int, pf: Iterable[VfAddress], given: RailNumber | None) -> int:
+    """The number of this node on a rail that the controller has written for it: no other node has it. Raises
+    ``AddressPlanError``."""
+    prefix, own = plan.of(rail), plan.node_number(rail, pf)
+    if given is None or given.prefix != str(prefix) or own not in (0, given.number):
+        known = f"the number {own} of this node" if own else "a number for this node"
+        raise AddressPlanError(
+            f"rail {rail}: the controller has not confirmed {known} in {prefix} yet: it takes some minutes after "
+            "the first report, and `rails.numbers` of the controller"
+        )
+    if given.holder:
+        raise AddressPlanError(
+            f"rail {rail}: the node {given.holder} had the number {given.number} in {prefix} first: give the PF "
+            "another address"
+        )
+    return given.number
 
 
 def route_gateways(routes: str | None = None) -> tuple[IPv4Address, ...]:

@@ -38,7 +38,7 @@ from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.features import startup_taint
 from nodeagent.features.other_programs import kept_objects
-from nodeagent.features.rail_probing import rail_keeper, rail_watch
+from nodeagent.features.rail_probing import partner_list, rail_keeper
 from nodeagent.kube.access import Access
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
@@ -279,7 +279,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_holdings(monkeypatch)
     monkeypatch.setattr(device_marks, "DOWN_S", 0.0)
     monkeypatch.setattr(device_marks, "PER_S", 10.0)
-    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    monkeypatch.setattr(partner_list, "FIRST_S", 0.0)
     monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
     monkeypatch.setattr(kept_objects, "KEPT_PAUSE_S", 0.01)
     monkeypatch.setattr(rail_keeper, "JUDGE_S", 0.05)

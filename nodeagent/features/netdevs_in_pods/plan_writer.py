@@ -1,7 +1,7 @@
 """Write the plan for `nodeagent attach`: the name, the address and the MTU of each VF in a pod.
 
-It follows from the facts of the node and the addresses of the PFs, which are read when the facts change and every
-``ADDRESSES_S``. The file is written when it changes.
+It follows from the facts of the node, the addresses of the PFs and the numbers that the controller has given, which are
+read when the facts change and every ``ADDRESSES_S``. The file is written when it changes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.attach.attach_settings import AttachSettings
+from nodeagent.attach.given_numbers import read_given_numbers
 from nodeagent.attach.plan_file import write_attach_plan
 from nodeagent.attach.vf_plan import (
     PfAddresses,
@@ -28,7 +29,7 @@ from nodeagent.host.netlink.message import NetlinkError
 log = logging.getLogger(__name__)
 
 ADDRESSES_S = 10.0
-SOURCE = "attach plan"
+_SOURCE = "attach plan"
 _WRITE_S = 5.0
 
 
@@ -67,10 +68,13 @@ class PlanWriter:
             self._addresses = await self._calls.run(self._read, frozenset(rails))
         except NetlinkError as error:
             log.warning("The addresses of the PFs cannot be read; the last ones stay. reason=%r", str(error))
-        self._inventory.publish(SOURCE, node_numbers=node_numbers(self._settings, rails, self._addresses))
+        self._inventory.publish(_SOURCE, node_numbers=node_numbers(self._settings, rails, self._addresses))
         try:
             gateways = await self._calls.run(route_gateways)
-            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways)
+            given = None
+            if self._settings.numbers:
+                given = await self._calls.run(read_given_numbers, self._folder)
+            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, given)
             if await self._calls.run(write_attach_plan, self._folder, plan):
                 log.info("The plan for netdevs in pods was written. vfs=%d", len(plan.vfs))
         except OSError as error:

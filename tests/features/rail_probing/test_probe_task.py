@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.features.rail_probing import rail_probes, rail_watch
+from nodeagent.features.rail_probing import partner_list, rail_probes, rail_watch
 from nodeagent.features.rail_probing.probe_task import RAIL_CHECK, start_probes
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.features.rail_probing.rail_views import BurstResult
@@ -72,7 +72,7 @@ async def test_an_agent_with_probes_says_in_its_report_why_a_rail_cannot_be_chec
     shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0)
     monkeypatch.setattr(rail_probes, "TICK_S", 0.02)
     monkeypatch.setattr(rail_probes, "SLOT_S", 0.02)
-    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    monkeypatch.setattr(partner_list, "FIRST_S", 0.0)
     async with node() as n:
         await n.kubelet.start()
         text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\nrails: {{probe: true}}\n"

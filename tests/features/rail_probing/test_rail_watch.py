@@ -17,7 +17,7 @@ from nodeagent.fabric.rail_partners import RailPartners, rail_partners_object, r
 from nodeagent.fabric.reports import InternPool, RefusedReportError, ReportReader
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Link, LossyLeg, RailCheck, Snapshot
-from nodeagent.features.rail_probing import rail_watch
+from nodeagent.features.rail_probing import partner_list
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.features.rail_probing.rail_watch import RailWatch, read_rail_links
 from nodeagent.kube.failure import ApiError
@@ -77,8 +77,8 @@ class Lists:
 
 
 async def test_a_list_that_cannot_be_read_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
-    monkeypatch.setattr(rail_watch, "RAIL_READ_S", 0.0)
+    monkeypatch.setattr(partner_list, "FIRST_S", 0.0)
+    monkeypatch.setattr(partner_list, "RAIL_READ_S", 0.0)
     taken: list[RailPartners | None] = []
     server, done = Lists(), asyncio.Event()
     wanted = partners_of(0, 0)
