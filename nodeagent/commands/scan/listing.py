@@ -22,6 +22,7 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.attach.address_plan import interface_name
+from nodeagent.attach.given_numbers import read_given_numbers
 from nodeagent.attach.pod_plan import AttachPlan
 from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways
 from nodeagent.base.bounded_calls import in_thread
@@ -219,7 +220,10 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
         return None
     rails = {device: int(name.removeprefix("nic")) for device, name in view.nics.items()}
     gateways = () if addresses is None else route_gateways()
-    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways)
+    given = None
+    if config.attach.numbers and addresses is not None:
+        given = read_given_numbers(Tree(Path("/")).path(config.health.state_directory))
+    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, given)
 
 
 def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:
