@@ -127,7 +127,6 @@ def report(
     last, stamp = {link.name: link for link in before.links} if before else {}, rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
     checks = {check.pci_address: check for check in snapshot.rail_checks}
-    numbers = {one.pci_address: one for one in snapshot.node_numbers}
     reported, names, named = dict[str, NodeLink](), dict[str, str](), nic_names(rails)
     for function in snapshot.functions:
         if function.parent is not None:
@@ -142,11 +141,10 @@ def report(
             rail,
             function,
             links.get(function.pci_address),
-            snapshot.neighbors,
+            snapshot,
             last.get(name),
             stamp,
             checks.get(function.pci_address),
-            numbers.get(function.pci_address),
             patient=patient,
         )
     addresses = {function.pci_address for function in snapshot.functions}
@@ -222,18 +220,18 @@ def _link(
     rail: int | None,
     function: Function,
     link: Link | None,
-    neighbors: Iterable[Neighbor],
+    snapshot: Snapshot,
     last: NodeLink | None,
     stamp: str,
     check: RailCheck | None,
-    number: NodeNumber | None,
     *,
     patient: bool,
 ) -> NodeLink:
     netdev = link.netdev if link else function.netdev
-    own_neighbors = [neighbor for neighbor in neighbors if neighbor.link == netdev]
+    own_neighbors = [neighbor for neighbor in snapshot.neighbors if neighbor.link == netdev]
     state, is_infiniband = function.link_state, function.link_type == INFINIBAND
     reasons = sorted({reason.key: reason.detail for reason in function.health.reasons}.items())
+    number = next((one for one in snapshot.node_numbers if one.pci_address == function.pci_address), None)
     same_state = (
         last is not None
         and last.state in (state, OLDER_STATES.get(state))

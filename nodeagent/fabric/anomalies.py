@@ -87,7 +87,7 @@ class CablingCheck:
         self.anomalies += self._own_switches()
         self.anomalies += self._contested_links()
         self.anomalies += self._outranked_nodes()
-        self.anomalies += self._shared_numbers()
+        self.anomalies += _shared_numbers(votes.patterns)
 
     def home(self, leaf: str) -> SwitchGroup | None:
         """The group that a switch counts for: none, if it is foreign."""
@@ -431,18 +431,6 @@ class CablingCheck:
             pattern, report = nodes[min(nodes)]
             yield other_fabric(sorted(nodes), [slot.link for slot in pattern.shape], report.outranking)
 
-    def _shared_numbers(self) -> Iterator[Anomaly]:
-        """NICs of several nodes that have one number in a prefix: their VFs would have the same addresses in pods."""
-        owners: dict[tuple[str, int], list[tuple[str, str]]] = {}
-        for pattern in self._votes.patterns:
-            for node, report in pattern.nodes.items():
-                for link, prefix, number in report.numbered:
-                    if number:
-                        owners.setdefault((prefix, number), []).append((node, link))
-        for (prefix, number), ends in sorted(owners.items()):
-            if len({node for node, _ in ends}) > 1:
-                yield shared_number(prefix, number, sorted(ends))
-
     def _own_switches(self) -> Iterator[Anomaly]:
         """Nodes of which each link is up, and whose switches no other node reaches: DPUs, more likely than switches."""
         alone: dict[str, str] = {}
@@ -478,6 +466,19 @@ class CablingCheck:
                 "nodes are cabled to decide; define the groups in the topology file"
             )
             yield Anomaly(AnomalyKind.UNDECIDABLE, "", "", group.anchor, message)
+
+
+def _shared_numbers(patterns: Iterable[CablingPattern]) -> Iterator[Anomaly]:
+    """NICs of several nodes that have one number in a prefix: their VFs would have the same addresses in pods."""
+    owners: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    for pattern in patterns:
+        for node, report in pattern.nodes.items():
+            for link, prefix, number in report.numbered:
+                if number:
+                    owners.setdefault((prefix, number), []).append((node, link))
+    for (prefix, number), ends in sorted(owners.items()):
+        if len({node for node, _ in ends}) > 1:
+            yield shared_number(prefix, number, sorted(ends))
 
 
 def count_links(patterns: Iterable[CablingPattern]) -> RailCounts:

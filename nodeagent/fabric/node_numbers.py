@@ -27,7 +27,7 @@ class _End(NamedTuple):
     link: str
 
 
-class _Place(NamedTuple):
+class _Numbered(NamedTuple):
     prefix: str
     number: int
 
@@ -36,7 +36,7 @@ class NumberBook:
     """The numbers that nodes have."""
 
     def __init__(self) -> None:
-        self._of: dict[_End, _Place] = {}
+        self._of: dict[_End, _Numbered] = {}
 
     def clear(self) -> None:
         self._of = {}
@@ -45,7 +45,7 @@ class NumberBook:
         """Take the numbers that are in force from the object of a node."""
         for one in numbers:
             if not one.holder:
-                self._of[_End(node, one.rail)] = _Place(one.prefix, one.number)
+                self._of[_End(node, one.rail)] = _Numbered(one.prefix, one.number)
 
     def assign(self, reports: Mapping[str, CompactReport], nodes: Container[str]) -> Numbers:
         """The numbers of all ``nodes``, also of those without a report."""
@@ -56,13 +56,13 @@ class NumberBook:
             for one in report.numbered[:RAILS_MAX]
             if one.number <= NUMBER_MAX
         }
-        kept, owners = self._kept(wanted, reports, nodes), dict[_Place, _End]()
+        kept, owners = self._kept(wanted, reports, nodes), dict[_Numbered, _End]()
         for end, place in sorted(kept.items()):
             if owners.setdefault(place, end) != end:  # two objects, written by hand
                 del kept[end]
-        refused: dict[_End, tuple[_Place, str]] = {}
+        refused: dict[_End, tuple[_Numbered, str]] = {}
         for end, link in sorted(wanted.items()):
-            place = _Place(link.prefix, link.number)
+            place = _Numbered(link.prefix, link.number)
             if link.number and end not in kept:
                 if (owner := owners.setdefault(place, end)) == end:
                     kept[end] = place
@@ -72,7 +72,7 @@ class NumberBook:
         for end, link in sorted(wanted.items()):
             if not link.number and end not in kept:
                 place = next(
-                    it for number in free[link.prefix] if (it := _Place(link.prefix, number)) not in owners
+                    it for number in free[link.prefix] if (it := _Numbered(link.prefix, number)) not in owners
                 )
                 kept[end], owners[place] = place, end
         self._of = kept
@@ -83,7 +83,7 @@ class NumberBook:
         wanted: Mapping[_End, NumberedLink],
         reports: Mapping[str, CompactReport],
         nodes: Container[str],
-    ) -> dict[_End, _Place]:
+    ) -> dict[_End, _Numbered]:
         """The numbers that stay: the report names no other one, or there is no report."""
         kept = {}
         for end, place in self._of.items():
@@ -97,7 +97,7 @@ class NumberBook:
         return kept
 
 
-def _by_node(kept: Mapping[_End, _Place], refused: Mapping[_End, tuple[_Place, str]]) -> Numbers:
+def _by_node(kept: Mapping[_End, _Numbered], refused: Mapping[_End, tuple[_Numbered, str]]) -> Numbers:
     found: dict[str, list[RailNumber]] = {}
     every = {**{end: (place, "") for end, place in kept.items()}, **refused}
     for end, (place, holder) in sorted(every.items()):

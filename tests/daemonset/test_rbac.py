@@ -16,6 +16,7 @@ import pytest
 from msgspec import structs
 
 from nodeagent.base.backoff import RateLimit
+from nodeagent.cluster import partner_list
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.agent_events import AgentEvents
 from nodeagent.cluster.cluster_settings import (
@@ -38,7 +39,7 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import HEALTHY, Health, Holding, Reason, Snapshot, State
 from nodeagent.features import startup_taint
 from nodeagent.features.other_programs import kept_objects
-from nodeagent.features.rail_probing import partner_list, rail_keeper
+from nodeagent.features.rail_probing import rail_keeper
 from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.features.rail_probing.rail_watch import RailWatch

@@ -8,8 +8,8 @@ from pathlib import Path
 from nodeagent.attach.given_numbers import write_given_numbers
 from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.cluster.deliveries import Delivery
+from nodeagent.cluster.partner_list import follow_partners
 from nodeagent.fabric.rail_partners import RailPartners
-from nodeagent.features.rail_probing.partner_list import follow_partners
 from nodeagent.kube.client import ApiClient
 
 log = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from itertools import accumulate
 
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.cluster.deliveries import Delivery
+from nodeagent.cluster.partner_list import follow_partners
 from nodeagent.fabric.nodelinks import CHECKABLE, NodeLinks, ReportError, convert_nodelinks
 from nodeagent.fabric.rail_partners import RailPartners
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Link
 from nodeagent.features.rail_probing.check_guests import GUESTS_MAX
 from nodeagent.features.rail_probing.loss_direction import direction
-from nodeagent.features.rail_probing.partner_list import follow_partners
 from nodeagent.features.rail_probing.probe_caps import SENT_PER_S
 from nodeagent.features.rail_probing.rail_burst import RailBurst
 from nodeagent.features.rail_probing.rail_probes import (

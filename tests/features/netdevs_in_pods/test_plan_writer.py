@@ -24,12 +24,12 @@ from nodeagent.attach.plan_file import PLAN_FILE, read_attach_plan, switch_off
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.attach.vf_plan import attach_plan, node_numbers, route_gateways
 from nodeagent.cluster.node_report import report
+from nodeagent.cluster.partner_list import RAIL_READ_S
 from nodeagent.fabric.rail_partners import AnsweredPartner, RailList, RailNumber, RailPartnersSpec
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Identifier, Link, Neighbor, NodeNumber, Snapshot
 from nodeagent.features.netdevs_in_pods.number_keeper import keep_numbers
 from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter
-from nodeagent.features.rail_probing.partner_list import RAIL_READ_S
 from nodeagent.kube.client import ApiClient
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.manifests import ROOT

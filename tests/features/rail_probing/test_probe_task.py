@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from nodeagent.cluster import partner_list
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.features.rail_probing import partner_list, rail_probes, rail_watch
+from nodeagent.features.rail_probing import rail_probes, rail_watch
 from nodeagent.features.rail_probing.probe_task import RAIL_CHECK, start_probes
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.features.rail_probing.rail_views import BurstResult

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster import partner_list
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.node_report import report
+from nodeagent.cluster.partner_list import follow_partners
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.nodelinks import NodeLinks, RailLeg, decode_nodelinks
 from nodeagent.fabric.rail_partners import RailPartners, rail_partners_object, rail_partners_of
 from nodeagent.fabric.reports import InternPool, RefusedReportError, ReportReader
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Link, LossyLeg, RailCheck, Snapshot
-from nodeagent.features.rail_probing import partner_list
-from nodeagent.features.rail_probing.partner_list import follow_partners
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.features.rail_probing.rail_watch import RailWatch, read_rail_links
 from nodeagent.kube.failure import ApiError
