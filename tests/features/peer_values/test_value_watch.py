@@ -398,3 +398,9 @@ def test_the_names_of_the_table_are_those_of_the_report() -> None:
     tables = (value_table._OF_NODE, value_table._OF_GPU, value_table._OF_NIC)
     assert sorted(name for table in tables for name in table) == sorted(VALUE_NAMES)
     assert json.loads(json.dumps(VALUE_NAMES))
+
+
+def test_the_page_has_the_order_of_the_values() -> None:
+    page = (Path(__file__).parents[3] / "docs/odd-nodes.md").read_text(encoding="utf-8")
+    assert f"the order is: {', '.join(VALUE_NAMES)}." in " ".join(page.split())
+    assert f"values: {joined(READ).partition('|gen5 x16|ethernet')[0]}|…" in page
