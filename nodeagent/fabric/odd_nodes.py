@@ -161,7 +161,7 @@ class UsualValue(NamedTuple):
 
 def usual_values(values: Mapping[str, NodeValues], model: str) -> dict[str, UsualValue]:
     """The values that more than half of the nodes of a model have, by name."""
-    usual = {}
+    usual: dict[str, UsualValue] = {}
     alike = _by_model(values).get(model, {})
     for name in VALUE_NAMES:
         counts = _counts(alike, name)
@@ -169,7 +169,7 @@ def usual_values(values: Mapping[str, NodeValues], model: str) -> dict[str, Usua
         value = max(counts, key=counts.__getitem__, default="")
         if peers >= PEERS_MIN and 2 * counts[value] > peers:
             usual[name] = UsualValue(value, counts[value], peers)
-    return dict[str, UsualValue](usual)
+    return usual
 
 
 def _may_be_odd(counts: Mapping[str, int]) -> bool:
