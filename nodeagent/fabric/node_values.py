@@ -157,7 +157,7 @@ def same_value(one: str, other: str) -> bool:
     return one == other or (is_digest(one) != is_digest(other) and digest_of(one) == digest_of(other))
 
 
-def joined(values: Mapping[str, str], limit: int = VALUES_MAX) -> str:
+def values_text(values: Mapping[str, str], limit: int = VALUES_MAX) -> str:
     """The values by name in one text of at most ``limit`` characters: while it is longer, the longest values become
     digests, those with exceptions after the others, since they are what a person looks for."""
     texts = [values.get(name, "") for name in _PLACES]
@@ -193,7 +193,7 @@ def last_change(values: NodeValues, name: ValueName) -> float:
 
 def reported_values(values: Mapping[str, str], before: ComparedValues | None, now: float) -> ComparedValues:
     """The part of a report, with the dates of changes since ``before``. ``values`` are by name, with the model."""
-    stamp, whole = rfc3339(now), joined(values)
+    stamp, whole = rfc3339(now), values_text(values)
     if before is None:
         return ComparedValues(values=whole, since=stamp)
     if whole == before.values:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.fabric.node_values import joined
+from nodeagent.fabric.node_values import values_text
 from nodeagent_lab.sim.machine import Machine
 from tests.commands import test_cabling
 
@@ -24,7 +24,7 @@ def hall(folder: Path, odd: dict[int, list[str] | None], more: str = "") -> list
     for number, item in enumerate(document["items"]):
         if (values := odd.get(number, USUAL)) is not None:
             named = dict(value.split("=", 1) for value in values)
-            item["compared"] = {"values": joined(named), "since": "2026-01-01T00:00:00Z"}
+            item["compared"] = {"values": values_text(named), "since": "2026-01-01T00:00:00Z"}
     file.write_text(json.dumps(document))
     fabric = folder / "fabric.yaml"
     fabric.write_text(f"apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n{more}")

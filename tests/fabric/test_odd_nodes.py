@@ -19,12 +19,12 @@ from nodeagent.fabric.node_values import (
     by_name,
     digest_of,
     exceptions,
-    joined,
     last_change,
     node_values,
     one_value,
     reported_values,
     summary,
+    values_text,
 )
 from nodeagent.fabric.nodelinks import ComparedValues, ValueChange
 from nodeagent.fabric.odd_nodes import ROLLOUT_S, OddValue, odd_values
@@ -211,7 +211,7 @@ def test_a_lying_node_is_odd_itself_and_makes_no_other_one_so() -> None:
         names = rng.sample(VALUE_NAMES, 5)
         stamps = ("2026-11-29T00:00:00Z", "9999-12-31T23:59:59Z", "no time", "1900-01-01T00:00:00Z")
         hall.reports["gpu-0000"] = ComparedValues(
-            values=joined(
+            values=values_text(
                 {NODE_MODEL: USUAL[NODE_MODEL], **{name: rng.choice(("x", "1500", "9000")) for name in names}}
             ),
             changes=tuple(ValueChange(values=(name,), since=rng.choice(stamps)) for name in names),
@@ -368,13 +368,13 @@ def test_a_digest_is_no_other_value_than_its_text() -> None:
 
 def test_a_value_with_exceptions_stays_a_text_as_long_as_another_can_be_short() -> None:
     firmware = dict.fromkeys(DEVICES, "28.43.2026 (MT_0000000838)") | {"nic3": "28.39.1002"}
-    read = by_name(joined(USUAL | CROWDED | {"NIC firmware": summary(firmware)}))
+    read = by_name(values_text(USUAL | CROWDED | {"NIC firmware": summary(firmware)}))
     assert read["NIC firmware"] == "28.43.2026 (MT_0000000838); nic3: 28.39.1002"
 
 
 def test_all_values_fit_as_digests() -> None:
     """A later version with more names must find room for them."""
-    whole = joined({NODE_MODEL: "m" * 32, **dict.fromkeys(VALUE_NAMES, "x; " * 20)})
+    whole = values_text({NODE_MODEL: "m" * 32, **dict.fromkeys(VALUE_NAMES, "x; " * 20)})
     assert len(whole) <= VALUES_MAX
 
 
@@ -410,7 +410,7 @@ def test_a_controller_leaves_out_the_values_of_a_later_agent() -> None:
     """They follow the others. With those that it knows it judges as before."""
     stamp = "2026-11-29T00:00:00Z"
     report = ComparedValues(
-        values=joined({NODE_MODEL: "X", "MTU": "9000", "rings": "512"}) + "|3|gen7",
+        values=values_text({NODE_MODEL: "X", "MTU": "9000", "rings": "512"}) + "|3|gen7",
         changes=(ValueChange(values=("clocks of the future", "MTU"), since=stamp),),
         since=stamp,
     )
@@ -420,7 +420,7 @@ def test_a_controller_leaves_out_the_values_of_a_later_agent() -> None:
 
 
 def test_a_controller_reads_an_earlier_agent_that_has_fewer_values() -> None:
-    whole = joined({NODE_MODEL: "X", "MTU": "9000", "agent": "1"}).rpartition("|")[0]
+    whole = values_text({NODE_MODEL: "X", "MTU": "9000", "agent": "1"}).rpartition("|")[0]
     assert by_name(whole) == {NODE_MODEL: "X", "MTU": "9000", "agent": "1"}
     assert one_value(whole, "agent settings") == ""
 

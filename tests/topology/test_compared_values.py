@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.fabric.node_values import by_name, joined
+from nodeagent.fabric.node_values import by_name, values_text
 from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running
 from tests.support.waiting import until
 
@@ -16,7 +16,7 @@ NAMES = [f"node-0{number}" for number in range(4)]
 
 
 def compared(mtu: int = 9000) -> dict[str, Any]:
-    return {"values": joined({"model": "DGX H100", "MTU": str(mtu)}), "since": "2020-01-01T00:00:00Z"}
+    return {"values": values_text({"model": "DGX H100", "MTU": str(mtu)}), "since": "2020-01-01T00:00:00Z"}
 
 
 async def test_values_are_known_without_a_plan_and_leave_with_their_report() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import scan_machine
 from nodeagent.console.user_files import UserFileError
-from nodeagent.fabric.node_values import NodeValues, joined
+from nodeagent.fabric.node_values import NodeValues, values_text
 from nodeagent.features.peer_values.host_values import read_host
 from nodeagent.features.peer_values.value_table import model_of, node_reading, read_values, texts_of
 from nodeagent.host.gpu_driver import DriverError
@@ -44,7 +44,7 @@ def captured_values(folder: str) -> NodeValues:
         reading = node_reading(view.snapshot, samples, names, read_host(tree, compared), None)
     except (SysfsError, DriverError) as error:
         raise UserFileError(folder, f"it cannot be read: {error}", _EXPECTED) from error
-    return NodeValues(joined(texts_of(read_values(reading), model_of(reading)), _WHOLE))
+    return NodeValues(values_text(texts_of(read_values(reading), model_of(reading)), _WHOLE))
 
 
 def _of_gpus(root: Path) -> Iterator[Sample]:

@@ -13,7 +13,14 @@ from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import NodeReporter, body, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
-from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, by_name, joined, reported_values, same_value
+from nodeagent.fabric.node_values import (
+    NODE_MODEL,
+    VALUE_NAMES,
+    by_name,
+    reported_values,
+    same_value,
+    values_text,
+)
 from nodeagent.fabric.nodelinks import ComparedValues, convert_nodelinks
 from nodeagent.facts.model import Function, Gpu, Link, Rdma, Snapshot
 from nodeagent.features.peer_values import value_table, value_watch
@@ -194,7 +201,7 @@ def test_a_long_model_keeps_its_beginning_and_differs_from_others() -> None:
 
 
 def reported_bytes(values: dict[str, str], earlier: dict[str, str] | None = None) -> int:
-    """What the values add to a report."""
+    """The bytes that the values add to a report."""
     first = None if earlier is None else reported_values(earlier, None, 1_790_000_000.0 - 3600)
     compared = reported_values(values, first, 1_790_000_000.0)
     return len(msgspec.json.encode(Report(compared))) - len(b"{}")
@@ -207,9 +214,9 @@ class Report(msgspec.Struct):
 def test_the_values_of_a_whole_node_take_less_than_300_bytes_of_a_report() -> None:
     usual = READ | {"boot parameters": "iommu=pt pci=realloc=off"}
     assert reported_bytes(usual) <= 300
-    assert by_name(joined(usual)) == usual, "as text, all of them"
+    assert by_name(values_text(usual)) == usual, "as text, all of them"
     assert reported_bytes(READ) <= 300
-    assert {name for name, value in by_name(joined(READ)).items() if value != READ[name]} == {
+    assert {name for name, value in by_name(values_text(READ)).items() if value != READ[name]} == {
         "boot parameters"
     }
 
@@ -227,7 +234,7 @@ def test_the_values_of_a_whole_node_take_less_than_300_bytes_of_a_report() -> No
 def test_no_values_take_more_than_300_bytes(values: dict[str, dict[str, str]], model: str) -> None:
     texts = texts_of(values, value_table.model_text(model))
     assert reported_bytes(texts) <= 300
-    read = by_name(joined(texts))
+    read = by_name(values_text(texts))
     assert all(same_value(read[name], texts[name]) for name in VALUE_NAMES if name in texts)
 
 
@@ -403,4 +410,4 @@ def test_the_names_of_the_table_are_those_of_the_report() -> None:
 def test_the_page_has_the_order_of_the_values() -> None:
     page = (Path(__file__).parents[3] / "docs/odd-nodes.md").read_text(encoding="utf-8")
     assert f"the order is: {', '.join(VALUE_NAMES)}." in " ".join(page.split())
-    assert f"values: {joined(READ).partition('|gen5 x16|ethernet')[0]}|…" in page
+    assert f"values: {values_text(READ).partition('|gen5 x16|ethernet')[0]}|…" in page
