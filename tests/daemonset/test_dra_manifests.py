@@ -395,6 +395,22 @@ def test_the_claim_of_each_example_is_allocated_on_a_dgx(path: Any, manifests: l
         assert len({one["device"] for one in results if one["pool"].endswith("/nic")}) == 8
 
 
+@pytest.mark.parametrize("folder", ["grove", "lws"])
+def test_the_pairs_of_prefill_and_decode_fill_a_dgx(folder: str, manifests: list[Manifest]) -> None:
+    """Each of eight pods has a whole GPU and the NIC beside it; the ninth waits."""
+    slices, classes = Node(dgx()).stored(), of_kind(manifests, "DeviceClass")
+    roots = {device.key: device.attribute("resource.kubernetes.io/pcieRoot") for device in listed()}
+    (claim,) = claims_of(EXAMPLES.parent / folder / "prefill-decode.yaml")
+    allocated: list[Manifest] = []
+    for _ in range(8):
+        _, allocation = allocate(claim, slices, classes, allocated)
+        allocated.append({**claim, "status": {"allocation": allocation}})
+        gpu, near = allocation["devices"]["results"]
+        assert len({roots[one["driver"], one["pool"], one["device"]] for one in (gpu, near)}) == 1
+    with pytest.raises(AllocationError):
+        allocate(claim, slices, classes, allocated)
+
+
 def test_the_ninth_share_of_40_gib_does_not_fit(manifests: list[Manifest]) -> None:
     (claim,) = claims_of(EXAMPLES / "shared-gpu.yaml")
     slices, classes, allocated = Node(dgx()).stored(), of_kind(manifests, "DeviceClass"), []
@@ -448,6 +464,9 @@ def test_a_monitoring_pod_gets_all_devices_of_a_full_node_and_takes_nothing(
         (["--nics", "9"], "must be 0 to 8"),
         (["--gpu-mem", "1", "--nics", "2", "--near-rail", "2"], "needs --nics 3"),
         (["--nics", "1", "--name", "A b"], "is no name"),
+        (["--nics", "1", "--image", ""], "--image '' is no name of an image"),
+        (["--nics", "1", "--image", "a: b"], "is no name of an image"),
+        (["--nics", "1", "sleep", "600"], "needs --image"),
     ],
 )
 def test_a_wrong_request_is_refused_with_the_option(
@@ -467,6 +486,26 @@ def test_every_name_is_a_string_for_kubectl(name: str, capsys: pytest.CaptureFix
     assert template["metadata"]["name"] == pod["metadata"]["name"] == name
     assert pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == name
     assert f"name: {name}\n" not in text, "YAML libraries disagree about words such as y and 1e3"
+
+
+@pytest.mark.parametrize(
+    ("words", "image", "command"),
+    [
+        ([], "REGISTRY/training:1", None),
+        (["--image", "busybox"], "busybox", None),
+        (["--image", "123"], "123", None),
+        (["--image", "registry:5000/a/b@sha256:01", "sleep", "600"], "registry:5000/a/b@sha256:01", ["sleep", "600"]),
+        (["--image", "busybox", "--", "sh", "-c", "env; echo \"a: b\""], "busybox", ["sh", "-c", "env; echo \"a: b\""]),
+    ],
+    ids=["default", "image", "number", "command", "hyphen"],
+)  # fmt: skip
+def test_the_container_has_the_image_and_the_command_of_the_options(
+    words: list[str], image: str, command: list[str] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["claim", "--nics", "1", *words]) == 0
+    _, pod = yaml.safe_load_all(capsys.readouterr().out)
+    (container,) = pod["spec"]["containers"]
+    assert (container["image"], container.get("command")) == (image, command)
 
 
 def test_a_gpu_and_a_vf_may_be_joined_by_their_numa_node(capsys: pytest.CaptureFixture[str]) -> None:
