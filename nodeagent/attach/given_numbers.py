@@ -1,4 +1,4 @@
-"""What the controller says of this node's rails in RailPartners, kept in a file of the state directory.
+"""The controller's word on this node's rails in RailPartners, kept in a file of the state directory.
 
 With the file the plan of the agent is the same after a restart, while the API server does not answer.
 """
@@ -57,7 +57,7 @@ def write_given_numbers(folder: Path, spec: RailPartnersSpec) -> None:
 
 
 def read_given_numbers(folder: Path) -> GivenNumbers:
-    """What was kept; nothing without a file, or if it cannot be read. Blocks."""
+    """The object that was kept; nothing without a file, or if it cannot be read. Blocks."""
     path = folder / NUMBERS_FILE
     try:
         return given_numbers(msgspec.json.decode(read_regular(path, STORED_SIZE_MAX), type=RailPartnersSpec))
