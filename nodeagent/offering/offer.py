@@ -227,7 +227,7 @@ class Offer:
             *hindered,
             *_tiny_slices(self.config, snapshot),
             *_unreachable_vfs(self.rails, snapshot),
-            *_without_rdma_cm(self.rails, snapshot),
+            *_without_rdma_cm(self.config, self.rails, snapshot),
             *_in_another_mode(snapshot),
         )
 
@@ -483,8 +483,14 @@ def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[L
             yield Lack(f"VFs have {what} ({_named(found)})", fatal=False, key=key)
 
 
-def _without_rdma_cm(offered: Collection[str], snapshot: Snapshot) -> Iterator[Lack]:
-    if not snapshot.paths.rdma_cm and any(vf.rdma for vf in snapshot.functions if vf.parent in offered):
+def _without_rdma_cm(config: Config, offered: Collection[str], snapshot: Snapshot) -> Iterator[Lack]:
+    whole = snapshot.whole_nics if any(entry.whole for entry in config.resources) else {}
+    of_pods = (
+        it
+        for it in snapshot.functions
+        if it.parent in offered or (it.pci_address in offered and it.pci_address in whole)
+    )
+    if not snapshot.paths.rdma_cm and any(it.rdma for it in of_pods):
         message = (
             "containers with VFs get no /dev/infiniband/rdma_cm, because the host has none: modprobe rdma_ucm, and "
             "name it in /etc/modules-load.d"
@@ -493,7 +499,9 @@ def _without_rdma_cm(offered: Collection[str], snapshot: Snapshot) -> Iterator[L
 
 
 def _in_another_mode(snapshot: Snapshot) -> Iterator[Lack]:
-    for _, sentence in ports_in_another_mode(snapshot.functions, snapshot.links, snapshot.gpu_functions):
+    for _, sentence in ports_in_another_mode(
+        snapshot.functions, snapshot.links, snapshot.gpu_functions, guest=snapshot.guest
+    ):
         yield Lack(sentence, fatal=False, key="link_mode")
 
 
