@@ -29,8 +29,8 @@ class AgentCore(NamedTuple):
     """``deliveries`` take failed writes: for metrics, Events and `/readyz`. ``take_samples`` hands measurements to
     the rules of health. ``tree`` is the machine. ``settled`` is set when the kubelet has the devices: what
     registration does not need is imported after it. ``state`` is the state directory. ``samples`` returns the latest
-    measurements of NICs and GPUs. ``allocated_at`` returns when a device was allocated last, CLOCK_BOOTTIME; 0 if not by
-    this agent."""
+    measurements of NICs and GPUs. ``allocated_at`` returns when this agent allocated a device last, CLOCK_BOOTTIME; 0:
+    never."""
 
     inventory: Inventory
     offer: AgentOffer
