@@ -20,13 +20,17 @@ from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
     GpuSelect,
+    HcaSelect,
     MigResource,
     Mode,
+    NetworkResource,
     PfSelect,
+    RdmaResource,
     ResourceSettings,
     VfResource,
     VfSelect,
     VfsEntry,
+    network_entries,
 )
 
 Placed = tuple[Path, ResourceSettings]
@@ -39,6 +43,7 @@ def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) ->
     yield from _no_gpus(resources)
     yield from _gpu_twice(resources)
     yield from _vf_twice(resources)
+    yield from _hca_twice(resources)
     yield from _modes(resources)
     for path, entry in vfs:
         yield from _vfs_entry(path, entry)
@@ -47,10 +52,11 @@ def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) ->
 
 def expect_conflicts(expect: ExpectSettings, resources: Sequence[Placed]) -> Iterator[Conflict]:
     """Numbers of devices that no entry of ``resources`` can offer. Paths are below ``expect``."""
-    vfs = any(isinstance(entry, VfResource) for _, entry in resources)
-    if expect.nics is not None and not vfs:
-        yield Conflict((("nics",),), "no entry of resources is of kind vf, so no NIC is ever offered")
-    if expect.gpus is not None and all(isinstance(entry, VfResource) for _, entry in resources):
+    entries = [entry for _, entry in resources]
+    nics = network_entries(entries)
+    if expect.nics is not None and not nics:
+        yield Conflict((("nics",),), "no entry of resources is of kind vf or rdma, so no NIC is ever offered")
+    if expect.gpus is not None and len(nics) == len(entries):
         yield Conflict(
             (("gpus",),), "no entry of resources is of kind gpu-mem or gpu, so no GPU is ever offered"
         )
@@ -94,7 +100,7 @@ def enforcement_conflicts(
 def claim_conflicts(resources: Sequence[Placed], *, access: str, pod_resources: bool) -> Iterator[Conflict]:
     """Resources that claims allocate, without the settings that this needs."""
     for path, entry in resources:
-        if isinstance(entry, GpuResource) or entry.mode != "dra":
+        if isinstance(entry, GpuResource | RdmaResource) or entry.mode != "dra":
             continue
         if access == "none":
             message = "dra needs an API server, and cluster.access is none"
@@ -150,7 +156,7 @@ def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
     divided: list[tuple[Path, GpuSelect]] = []  # an entry of slices leaves the GPUs in MIG mode out
     for path, entry in resources:
         if (
-            isinstance(entry, VfResource)
+            isinstance(entry, NetworkResource)
             or (isinstance(entry, MigResource) and entry.mode != "dra")
             or (isinstance(entry, GpuResource) and entry.select == GpuSelect())
         ):
@@ -199,6 +205,24 @@ def _vf_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
         before.append((path, entry))
 
 
+def _hca_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
+    """Two entries that share out one HCA: together they have more shares than either says."""
+    first: dict[HcaSelect, Path] = {}
+    for path, entry in resources:
+        if not isinstance(entry, RdmaResource):
+            continue
+        select = entry.select
+        others = (select, HcaSelect()) if select != HcaSelect() else tuple(first)
+        path_a = next((first[one] for one in others if one in first), None)
+        if path_a is None:
+            first[select] = path
+            continue
+        message = (
+            f"an HCA is shared out twice: by {_named(path_a)} and by {_named(path)}; separate them by select"
+        )
+        yield Conflict(tuple((*place, "select") for place in (path, path_a)), message)
+
+
 def _shares_vfs(a: VfResource, b: VfResource) -> bool:
     """Whether both certainly select the same VFs, if they select any."""
     pfs_a, pfs_b = _pfs(a), _pfs(b)
@@ -214,7 +238,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[type, tuple[Path, Mode]] = {}
     by_claim: list[tuple[Path, VfResource]] = []
     for path, entry in resources:
-        if isinstance(entry, GpuResource):
+        if isinstance(entry, GpuResource | RdmaResource):
             continue
         path_a, mode = first.setdefault(type(entry), (path, entry.mode))
         if mode != entry.mode:

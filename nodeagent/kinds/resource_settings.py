@@ -56,6 +56,8 @@ SELECTORS = {
     "excludeTopology": "nodeagent has no such setting: it reports the NUMA node if the kernel has one",
 }
 """Settings of a resource of sriov-network-device-plugin (pkg/types/types.go)."""
+SHARES_MAX = 1000
+"""More than pods of a node: 110 by the kubelet's default, 500 at most in practice."""
 NAME_GPUS = (
     'must name the GPUs by uuids, indexes, pciAddresses or models; pciAddresses: ["*"] names all of them'
 )
@@ -102,6 +104,27 @@ class VfSelect(PfSelect, frozen=True, kw_only=True):
         tuple[IndexRange, ...],
         listed('VFs of each PF, as indexes and ranges: ["0-3", "7"]; empty: all VFs.'),
     ] = ()
+
+
+class HcaSelect(PfSelect, frozen=True, kw_only=True):
+    """Which HCAs are shared: all PFs with an RDMA device that match. The host keeps them."""
+
+    min_speed_mbps: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)],
+        setting("Minimum speed of the PF's link in Mbit/s; 0 is no minimum. A link that is down matches."),
+    ] = 0
+    default_route: Annotated[
+        Literal["never", "bond", "always"],
+        setting(
+            "PFs with the host's default route. never: they are not shared. bond: those that are ports of a bond are. "
+            "always: they are, for nodes with one NIC."
+        ),
+    ] = "never"
+
+    @property
+    def rdma(self) -> bool:
+        """An HCA has an RDMA device."""
+        return True
 
 
 class GpuSelect(Settings, frozen=True, kw_only=True):
@@ -234,6 +257,55 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
     @property
     def by_claim(self) -> bool:
         return self.mode == "dra"
+
+
+class RdmaResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="rdma"):
+    """Shares of HCAs: many containers have the RDMA device of a PF at once. A device's ID is the PCI address of the PF
+    with the number of the share."""
+
+    misplaced: ClassVar[Mapping[str, str]] = SELECTORS | {
+        "rdmaHcaMax": "here it is shares",
+        "vfIndexes": "shares are of PFs; kind vf offers VFs",
+        "vfDriver": "shares are of PFs; kind vf offers VFs",
+        "ifNames": "here it is netdevs, a list of select",
+        "deviceIDs": "here it is devices, a list of select",
+        **dict.fromkeys(
+            ("vendors", "devices", "drivers", "pciAddresses", "netdevs", "linkTypes"),
+            "it is a list of select",
+        ),
+    }
+
+    source: ClassVar[str] = "pci"
+    pool: ClassVar[str] = "nic"
+    apart: ClassVar[str] = "let one resource alone have its shares, and no other one the whole NIC"
+    mode: ClassVar[Mode] = "devicePlugin"
+    device_list_strategy: ClassVar[Literal["nodes"]] = "nodes"
+
+    name: Annotated[
+        VfTemplate,
+        setting(
+            "Name of the resource. {rail} and {netdev} as for vf: either makes one resource for each HCA. Without a "
+            "field, one resource holds the shares of all selected HCAs."
+        ),
+    ] = "rdma{rail}"
+    select: Annotated[HcaSelect, setting("Which HCAs; without any list, all PFs with an RDMA device.")] = (
+        HcaSelect()
+    )
+    shares: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=SHARES_MAX)],
+        setting(
+            "Number of shares of each HCA: the most containers that have its RDMA device at once. A share limits "
+            "nothing else: the containers compete for the bandwidth and the resources of the HCA."
+        ),
+    ] = 64
+    umad: Annotated[
+        bool,
+        setting(
+            "true: containers get the device nodes umad and issm of the HCA too. With those of a PF a program may send "
+            "management packets into the whole InfiniBand fabric, and act as its subnet manager; verbs and the RDMA "
+            "connection manager need neither."
+        ),
+    ] = False
 
 
 class GpuMemResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
@@ -404,7 +476,9 @@ class ExpectSettings(Settings, frozen=True, kw_only=True):
     ] = None
 
 
-ResourceSettings = VfResource | GpuMemResource | GpuResource | MigResource
+ResourceSettings = VfResource | RdmaResource | GpuMemResource | GpuResource | MigResource
+NetworkResource = VfResource | RdmaResource
+"""An entry of NICs, which have rails."""
 
 
 class OfferSettings(Settings, frozen=True, kw_only=True):
@@ -443,9 +517,19 @@ class OfferSettings(Settings, frozen=True, kw_only=True):
                     entry.setdefault(key, value)
 
 
+def network_entries(resources: Iterable[ResourceSettings]) -> tuple[NetworkResource, ...]:
+    """Return the entries of NICs, which have rails."""
+    return tuple(entry for entry in resources if isinstance(entry, NetworkResource))
+
+
 def vf_entries(resources: Iterable[ResourceSettings]) -> tuple[VfResource, ...]:
-    """Return the entries of network functions, which have rails."""
+    """Return the entries of VFs."""
     return tuple(entry for entry in resources if isinstance(entry, VfResource))
+
+
+def hca_entries(resources: Iterable[ResourceSettings]) -> tuple[RdmaResource, ...]:
+    """Return the entries of shares of HCAs."""
+    return tuple(entry for entry in resources if isinstance(entry, RdmaResource))
 
 
 def memory_entries(resources: Iterable[ResourceSettings]) -> tuple[GpuMemResource, ...]:

@@ -38,7 +38,7 @@ from nodeagent.kinds.hardware_selection import offers_vfs_of
 from nodeagent.kinds.rail_numbers import Numbering, Rail, Rails, Selection
 from nodeagent.kinds.resource_settings import (
     ResourceSettings,
-    vf_entries,
+    network_entries,
 )
 from nodeagent.sources.pci_source import PciFacts
 
@@ -131,7 +131,7 @@ class RailMemory:
 
     def known_nics(self, resources: Iterable[ResourceSettings]) -> PciFacts:
         """Return the NICs of an earlier agent that are selected now, as missing until the machine is read."""
-        entries = vf_entries(resources)
+        entries = network_entries(resources)
         nics = [nic for nic in self.content.nics if any(offers_vfs_of(entry, nic.pf) for entry in entries)]
         functions = [replace(function, missing=True) for nic in nics for function in (nic.pf, *nic.vfs)]
         identities = {
@@ -311,7 +311,12 @@ def without(content: RailsFile, rails: Iterable[Rail], *, names: bool) -> RailsF
     )
     used = {rail.pci_address for entry in entries for rail in entry.rails}
     nics = tuple(nic for nic in content.nics if nic.pf.pci_address in used)
-    ids = {vf.pci_address for nic in content.nics if nic.pf.pci_address not in used for vf in nic.vfs}
+    ids = {
+        function.pci_address
+        for nic in content.nics
+        if nic.pf.pci_address not in used
+        for function in (nic.pf, *nic.vfs)
+    }
     kept: Mapping[str, tuple[str, ...]] = content.names
     if names:
         kept = {name: tuple(id_ for id_ in held if id_ not in ids) for name, held in kept.items()}
