@@ -114,8 +114,8 @@ NICS_TOPIC = Topic(
         ),
         "rdma_lag": FACT,
         "rdma_cm_missing": Advice(
-            "Containers with VFs or shares of an HCA get no /dev/infiniband/rdma_cm, because the host has none: programs that connect by "
-            "rdma_cm (ib_write_bw -R, NVMe over RDMA, Lustre, UCX) fail.",
+            "Containers with VFs or shares of HCAs get no /dev/infiniband/rdma_cm, because the host has none: programs "
+            "that connect by rdma_cm (ib_write_bw -R, NVMe over RDMA, Lustre, UCX) fail.",
             "modprobe rdma_ucm on the host, and name it in /etc/modules-load.d",
         ),
         "rdma_exclusive": Advice(

@@ -372,25 +372,16 @@ class Offer:
     ) -> bool:
         """Whether a PF that has no rail gets one, by any entry with this selection: the first numbers are in PCI order
         whichever of them counts a PF. ``unread`` and ``doubt``: see ``selected_pf``."""
-        key = selection(entry)
-        return any(
-            self._counts(one, pf, link, unread, doubt=doubt)
-            for one in network_entries(self.config.resources)
-            if selection(one) == key
-        )
-
-    def _counts(
-        self, entry: NetworkResource, pf: Function, link: Link | None, unread: Collection[str], *, doubt: bool
-    ) -> bool:
         if pf.missing and pf.pci_address in self._forgotten:
             return False
         if "{netdev}" in entry.name and "netdev" in unread and not doubt:
             return False
-        if vf_entries((entry,)):
-            has_vfs = doubt if "num_vfs" in unread else bool(pf.num_vfs)
-            if not has_vfs and not _creates_vfs(self.config, pf, unread, doubt=doubt):
-                return False
-        return offers_vfs_of(entry, pf, link, unread, doubt=doubt)
+        return any(
+            _counts(self.config, one, pf, unread, doubt=doubt)
+            and offers_vfs_of(one, pf, link, unread, doubt=doubt)
+            for one in network_entries(self.config.resources)
+            if selection(one) == selection(entry)
+        )
 
     def _with_new(
         self,
@@ -418,6 +409,16 @@ class Offer:
             card = nics.get(address) or cards.get(address)
             rails = added(rails, address, card, number, reserved, late=late)
         return rails
+
+
+def _counts(
+    config: Config, entry: NetworkResource, pf: Function, unread: Collection[str], *, doubt: bool
+) -> bool:
+    """Whether a PF counts for an entry: for one of VFs it has some or gets them."""
+    if not vf_entries((entry,)):
+        return True
+    has_vfs = doubt if "num_vfs" in unread else bool(pf.num_vfs)
+    return has_vfs or _creates_vfs(config, pf, unread, doubt=doubt)
 
 
 def _hindered(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterator[Lack]:
@@ -459,8 +460,8 @@ def _without_rdma_cm(config: Config, offered: Collection[str], snapshot: Snapsho
     given = (one for one in snapshot.functions if (one.parent or (shared and one.pci_address)) in offered)
     if not snapshot.paths.rdma_cm and any(one.rdma for one in given):
         message = (
-            "containers with VFs or shares of an HCA get no /dev/infiniband/rdma_cm, because the host has none: modprobe rdma_ucm, and "
-            "name it in /etc/modules-load.d"
+            "containers with VFs or shares of HCAs get no /dev/infiniband/rdma_cm, because the host has none: modprobe "
+            "rdma_ucm, and name it in /etc/modules-load.d"
         )
         yield Lack(message, fatal=False, source="paths", key="rdma_cm")
 
