@@ -197,12 +197,14 @@ class GpuHistory(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 300.0]))
     def restart(self, seconds: float) -> None:
-        """A new agent with the stored records: it starts no fault, and counts its times to clear from now on."""
+        """A new agent with the stored records: it starts no fault, and counts its times from now on."""
         before = set(self.bench.reasons())
         self.bench.restart(seconds)
         self.measured_before = False
-        for account in self.account.values():
+        for key, account in self.account.items():
             account.good_s = 0.0
+            if key not in before:
+                account.bad_s, account.entered = -math.inf, False
         self.tick()
         announced = {"gpu_lost", f"recovery_{self.action}", "gpu_unreadable"}
         assert set(self.bench.reasons()) <= before | announced | {
@@ -277,6 +279,21 @@ def test_an_xid_that_comes_again_for_hours_is_repeated() -> None:
     assert "repeated_xid" in history.bench.reasons()
     history.restart(300.0)
     history.evidence_that_has_lasted_has_a_reason()
+    history.teardown()
+
+
+def test_each_restart_begins_the_time_to_enter_again() -> None:
+    """Found by the machine, whose law added up the times of three agents."""
+    history = GpuHistory()
+    for _ in range(3):
+        history.go_bad("pcie_speed", 55)
+        history.a_reason_has_evidence()
+        history.evidence_that_has_lasted_has_a_reason()
+        assert history.bench.reasons() == []
+        history.restart(1.0)
+    history.wait(70)
+    history.evidence_that_has_lasted_has_a_reason()
+    assert history.bench.reasons() == ["pcie_speed"]
     history.teardown()
 
 
