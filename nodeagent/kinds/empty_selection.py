@@ -17,7 +17,6 @@ from nodeagent.kinds.resource_settings import (
     NetworkResource,
     PfSelect,
     RdmaResource,
-    VfResource,
 )
 
 _NEAR_MIN = 3
@@ -25,7 +24,7 @@ _NEAR_MIN = 3
 
 
 def why_no_functions(entry: NetworkResource, snapshot: Snapshot) -> str:
-    """Return why no PF of this machine is one whose VFs or shares the entry offers."""
+    """Return why no NIC of this machine is one that the entry offers, whole, in VFs or in shares."""
     select = entry.select
     pfs = [function for function in snapshot.functions if function.parent is None]
     if not pfs:
@@ -38,14 +37,25 @@ def why_no_functions(entry: NetworkResource, snapshot: Snapshot) -> str:
     links = {link.pci_address: link for link in snapshot.links}
     if isinstance(entry, RdmaResource):
         return _without_hca(entry, chosen, links)
+    if entry.whole:
+        left = [pf for pf in chosen if offers_vfs_of(entry, pf, links.get(pf.pci_address))]
+        if not left:
+            return _left_out(entry, chosen, links)
+        return (
+            f"{_pfs(left)} {_have(left)} VFs, or gets some by the section vfs, so that it is not offered whole: kind "
+            "vf offers its VFs"
+        )
     able = [pf for pf in chosen if pf.total_vfs]
     if not able and snapshot.guest:
         return (
             f"{_pfs(chosen)} {_have(chosen)} no SR-IOV: this is a virtual machine, its host makes the VFs and passes "
-            "them through whole. Leave the entry out here"
+            "them through whole. Offer them with kind nic"
         )
     if not able:
-        return f"{_pfs(chosen)} {_have(chosen)} no SR-IOV: switch it on in the firmware of the card and in the BIOS"
+        return (
+            f"{_pfs(chosen)} {_have(chosen)} no SR-IOV: switch it on in the firmware of the card and in the BIOS, or "
+            "offer the NICs as a whole with kind nic"
+        )
     offered = [pf for pf in able if offers_vfs_of(entry, pf, links.get(pf.pci_address))]
     if not offered:
         return _left_out(entry, able, links)
@@ -152,9 +162,11 @@ def _without_hca(entry: RdmaResource, chosen: Sequence[Function], links: dict[st
     return f"each selected NIC is slower than select.minSpeedMbps {entry.select.min_speed_mbps}: {_pfs(able)}"
 
 
-def _left_out(entry: VfResource, chosen: Sequence[Function], links: dict[str, Link]) -> str:
+def _left_out(entry: NetworkResource, chosen: Sequence[Function], links: dict[str, Link]) -> str:
     select = entry.select
     routed = [pf for pf in chosen if (link := links.get(pf.pci_address)) and is_routed(select, link)]
+    if routed and entry.whole:
+        return f"the default route of the host goes through {_pfs(routed)}, and such a NIC is never offered whole"
     if routed:
         return (
             f"the default route of the host goes through {_pfs(routed)}, so none of its VFs is offered "

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from nodeagent.config.formats import index_range
 from nodeagent.facts.model import Function, Gpu, Link
-from nodeagent.kinds.resource_settings import GpuSelect, HcaSelect, NetworkResource, PfSelect, VfSelect
+from nodeagent.kinds.resource_settings import GpuSelect, HcaSelect, NetworkResource, NicSelect, PfSelect
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -66,8 +66,10 @@ def offers_vfs_of(
     *,
     doubt: bool = False,
 ) -> bool:
-    """Whether an entry offers the VFs of a PF, or its shares. Without a ``link`` its last values decide. ``unread`` and
-    ``doubt``: see ``selected_pf``."""
+    """Whether an entry offers the VFs of a PF, its shares, or the PF as a whole as far as its VFs leave it.
+
+    Without a ``link`` its last values decide. ``unread`` and ``doubt``: see ``selected_pf``.
+    """
     select = entry.select
     # A link that is down has no speed; it stays selected, and its health shows that it is down.
     speed = link.speed_mbps if link is not None else None
@@ -84,9 +86,9 @@ def offers_vfs_of(
     )
 
 
-def is_routed(select: HcaSelect | VfSelect, link: Link) -> bool:
+def is_routed(select: HcaSelect | NicSelect, link: Link) -> bool:
     """Whether a PF is left out because it carries the default route of the host."""
-    kept = select.default_route == "always" or (link.bonded and select.default_route == "bond")
+    kept = select.over_route or (link.bonded and select.over_bonds)
     return link.default_route and not kept
 
 

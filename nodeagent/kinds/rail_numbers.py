@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from nodeagent.facts.card_identity import card_identity
 from nodeagent.facts.model import Function, Link
-from nodeagent.kinds.resource_settings import HcaSelect, NetworkResource, VfSelect
+from nodeagent.kinds.resource_settings import HcaSelect, NetworkResource, NicSelect, VfSelect
 
 
 class Rail(msgspec.Struct, frozen=True):
@@ -76,8 +76,8 @@ def selection(entry: NetworkResource) -> Selection:
 
 
 @lru_cache
-def _as_json(select: HcaSelect | VfSelect) -> str:
-    default = type(select)()
+def _as_json(select: HcaSelect | NicSelect) -> str:
+    default = VfSelect()
     settings = {
         name: getattr(select, field)
         for name, field in zip(select.__struct_encode_fields__, select.__struct_fields__, strict=True)

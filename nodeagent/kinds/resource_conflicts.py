@@ -17,6 +17,7 @@ from nodeagent.kinds.resource_settings import (
     NAME_GPUS,
     NAME_PFS,
     ExpectSettings,
+    FunctionResource,
     GpuMemResource,
     GpuResource,
     GpuSelect,
@@ -24,13 +25,13 @@ from nodeagent.kinds.resource_settings import (
     MigResource,
     Mode,
     NetworkResource,
+    NicSelect,
     PfSelect,
     RdmaResource,
     ResourceSettings,
     VfResource,
     VfSelect,
     VfsEntry,
-    network_entries,
 )
 
 Placed = tuple[Path, ResourceSettings]
@@ -52,11 +53,12 @@ def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) ->
 
 def expect_conflicts(expect: ExpectSettings, resources: Sequence[Placed]) -> Iterator[Conflict]:
     """Numbers of devices that no entry of ``resources`` can offer. Paths are below ``expect``."""
-    entries = [entry for _, entry in resources]
-    nics = network_entries(entries)
+    nics = any(entry.source == "pci" for _, entry in resources)
     if expect.nics is not None and not nics:
-        yield Conflict((("nics",),), "no entry of resources is of kind vf or rdma, so no NIC is ever offered")
-    if expect.gpus is not None and len(nics) == len(entries):
+        yield Conflict(
+            (("nics",),), "no entry of resources is of kind vf, nic or rdma, so no NIC is ever offered"
+        )
+    if expect.gpus is not None and all(entry.source == "pci" for _, entry in resources):
         yield Conflict(
             (("gpus",),), "no entry of resources is of kind gpu-mem or gpu, so no GPU is ever offered"
         )
@@ -189,17 +191,18 @@ def _shared_gpus(a: GpuSelect, b: GpuSelect) -> str | None:
 
 
 def _vf_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
-    before: list[tuple[Path, VfResource]] = []
+    before: list[tuple[Path, FunctionResource]] = []
     for path, entry in resources:
-        if not isinstance(entry, VfResource):
+        if not isinstance(entry, FunctionResource):
             continue
+        what, how, driver = ("NIC", "", "driver") if entry.whole else ("VF", ", select.vfIndexes", "vfDriver")
         for path_a, a in before:
-            if _shares_vfs(a, entry):
+            if a.whole == entry.whole and _shares_vfs(a, entry):
                 message = (
-                    f"a VF is offered twice: by {_named(path_a)} and by {_named(path)}; "
-                    "separate them by select, select.vfIndexes or vfDriver"
+                    f"a {what} is offered twice: by {_named(path_a)} and by {_named(path)}; "
+                    f"separate them by select{how} or {driver}"
                 )
-                paths = [(*place, key) for place in (path, path_a) for key in ("select", "vfDriver")]
+                paths = [(*place, key) for place in (path, path_a) for key in ("select", driver)]
                 yield Conflict(tuple(paths), message)
                 break
         before.append((path, entry))
@@ -223,20 +226,20 @@ def _hca_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
         yield Conflict(tuple((*place, "select") for place in (path, path_a)), message)
 
 
-def _shares_vfs(a: VfResource, b: VfResource) -> bool:
-    """Whether both certainly select the same VFs, if they select any."""
+def _shares_vfs(a: FunctionResource, b: FunctionResource) -> bool:
+    """Whether both certainly select the same VFs or NICs, if they select any."""
     pfs_a, pfs_b = _pfs(a), _pfs(b)
     return (
         (a.vf_driver == b.vf_driver or "any" in (a.vf_driver, b.vf_driver))
-        and (pfs_a == pfs_b or VfSelect() in (pfs_a, pfs_b))
-        and _mask(a.select.vf_indexes) & _mask(b.select.vf_indexes) != 0
+        and (pfs_a == pfs_b or _selects_all(pfs_a) or _selects_all(pfs_b))
+        and _mask(getattr(a.select, "vf_indexes", ())) & _mask(getattr(b.select, "vf_indexes", ())) != 0
     )
 
 
 def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     """Entries of one kind with two modes, one PF in two entries, and GPUs that no claim can hand out."""
     first: dict[type, tuple[Path, Mode]] = {}
-    by_claim: list[tuple[Path, VfResource]] = []
+    by_claim: list[tuple[Path, FunctionResource]] = []
     for path, entry in resources:
         if isinstance(entry, GpuResource | RdmaResource):
             continue
@@ -257,15 +260,26 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
                 yield Conflict(((*path, "deviceListStrategy"),), message)
         else:
             for path_b, other in by_claim:
-                if _pfs(other) == _pfs(entry) or VfSelect() in (_pfs(other), _pfs(entry)):
+                if other.whole != entry.whole:
+                    continue
+                mine, theirs = _pfs(entry), _pfs(other)
+                if mine == theirs or _selects_all(mine) or _selects_all(theirs):
                     message = f"with mode dra a PF is one device, and {_named(path_b)} selects PFs of this entry too"
                     yield Conflict(((*path, "select"), (*path_b, "select")), message)
                     break
             by_claim.append((path, entry))
 
 
-def _pfs(entry: VfResource) -> VfSelect:
-    return msgspec.structs.replace(entry.select, vf_indexes=())
+def _selects_all(select: NicSelect) -> bool:
+    return select in (VfSelect(), NicSelect())
+
+
+def _pfs(entry: FunctionResource) -> NicSelect:
+    return (
+        msgspec.structs.replace(entry.select, vf_indexes=())
+        if isinstance(entry, VfResource)
+        else entry.select
+    )
 
 
 def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Conflict]:

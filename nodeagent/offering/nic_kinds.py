@@ -10,7 +10,13 @@ from nodeagent.config.formats import index_range
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.hca_shares import HcaShares
-from nodeagent.kinds.resource_settings import NetworkResource, RdmaResource, VfResource
+from nodeagent.kinds.resource_settings import (
+    NetworkResource,
+    NicResource,
+    RdmaResource,
+    VfResource,
+    vf_entries,
+)
 from nodeagent.kinds.tell_script import SCRIPT_NAME
 from nodeagent.kinds.vf import VfPool
 
@@ -22,13 +28,13 @@ def nic_kind(
     return _MAKERS[type(entry)](config, entry, resource, pfs, snapshot)
 
 
-def _vfs(
-    config: Config, entry: VfResource, resource: str, pfs: tuple[str, ...], snapshot: Snapshot
+def _functions(
+    config: Config, entry: VfResource | NicResource, resource: str, pfs: tuple[str, ...], snapshot: Snapshot
 ) -> VfPool:
     return VfPool(
         resource,
         pfs,
-        vf_indexes=tuple(map(index_range, entry.select.vf_indexes)) or None,
+        vf_indexes=_indexes(entry),
         vf_driver=entry.vf_driver,
         preferred=entry.preferred,
         rdma_cm=snapshot.paths.rdma_cm,
@@ -36,8 +42,9 @@ def _vfs(
         cdi=entry.device_list_strategy == "cdi",
         tell=entry.told,
         tell_script=_tell_script(config) if entry.told and not entry.by_claim else None,
-        over_bonds=entry.select.default_route == "bond",
+        over_bonds=entry.select.over_bonds,
         attach=config.attach.interface is not None,
+        whole=entry.whole,
     )
 
 
@@ -59,10 +66,19 @@ def _shares(
     )
 
 
+def _indexes(entry: NetworkResource) -> tuple[range, ...] | None:
+    """The indexes of the VFs that an entry selects, ``None``: all."""
+    return tuple(index_range(text) for one in vf_entries((entry,)) for text in one.select.vf_indexes) or None
+
+
 def _tell_script(config: Config) -> str:
     """Return the path of the script on the host, whatever root the agent has."""
     return f"{config.health.state_directory.rstrip('/')}/{SCRIPT_NAME}"
 
 
 _Maker = Callable[[Config, Any, str, tuple[str, ...], Snapshot], DeviceKind]
-_MAKERS: Mapping[type[NetworkResource], _Maker] = {VfResource: _vfs, RdmaResource: _shares}
+_MAKERS: Mapping[type[NetworkResource], _Maker] = {
+    VfResource: _functions,
+    NicResource: _functions,
+    RdmaResource: _shares,
+}

@@ -297,12 +297,10 @@ class Offer:
         if entry.source == "gpus":
             head, own_cdi = prefix(self.config, snapshot.product), self.config.cdi.generate
             return gpu_kinds(entry, GpuContext(snapshot, taken, head, own_cdi, mps_shares(self.config)))
-        head = prefix(self.config, snapshot.product)
-        named = ((one, *it) for one in network_entries((entry,)) for it in self._named_pfs(one, snapshot))
-        return (nic_kind(self.config, one, f"{head}/{name}", pfs, snapshot) for one, name, pfs in named)
+        return (kind for one in network_entries((entry,)) for kind in self._nic_kinds(one, snapshot))
 
-    def _named_pfs(self, entry: NetworkResource, snapshot: Snapshot) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield the name of each resource of an entry, with its PFs."""
+    def _nic_kinds(self, entry: NetworkResource, snapshot: Snapshot) -> Iterator[DeviceKind]:
+        head = prefix(self.config, snapshot.product)
         for function in snapshot.functions:
             if function.parent is None and function.netdev is not None:
                 self._netdevs.setdefault(function.pci_address, function.netdev)
@@ -317,8 +315,19 @@ class Offer:
         for address in () if "{rail}" in entry.name else self._unnumbered.get(selection(entry), ()):
             netdev = self._netdevs.setdefault(address, address.replace(":", "-"))
             named.setdefault(entry.name.format(netdev=netdev), []).append(address)
+        divided = {
+            function.pci_address
+            for function in snapshot.functions
+            if entry.whole and _creates_vfs(self.config, function)
+        }
+        shared = any(
+            type(other) is not type(entry) and selection(other) == selection(entry)
+            for other in network_entries(self.config.resources)
+        )
         for name, pfs in named.items():
-            yield name, tuple(sorted(pfs))
+            kind = nic_kind(self.config, entry, f"{head}/{name}", tuple(sorted(set(pfs) - divided)), snapshot)
+            if not shared or kind.devices(snapshot) or _is_held(kind.resource, snapshot):
+                yield kind
 
     def _numbered(self, entry: NetworkResource, snapshot: Snapshot) -> Rails:
         """Return the rails of an entry, with those of NICs that are new."""
@@ -414,11 +423,18 @@ class Offer:
 def _counts(
     config: Config, entry: NetworkResource, pf: Function, unread: Collection[str], *, doubt: bool
 ) -> bool:
-    """Whether a PF counts for an entry: for one of VFs it has some or gets them."""
+    """Whether a PF counts for an entry: for one of VFs it has some or gets them, for one of whole NICs it has none."""
+    if entry.whole:
+        has_none = doubt if "num_vfs" in unread else not pf.num_vfs
+        return has_none and not _creates_vfs(config, pf, unread, doubt=False)
     if not vf_entries((entry,)):
         return True
     has_vfs = doubt if "num_vfs" in unread else bool(pf.num_vfs)
     return has_vfs or _creates_vfs(config, pf, unread, doubt=doubt)
+
+
+def _is_held(resource: str, snapshot: Snapshot) -> bool:
+    return any(holding.resource == resource for holding in snapshot.holdings or ())
 
 
 def _hindered(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterator[Lack]:
@@ -471,11 +487,18 @@ def _in_another_mode(snapshot: Snapshot) -> Iterator[Lack]:
         yield Lack(sentence, fatal=False, key="link_mode")
 
 
-def _vf_shortage(config: Config, entry: NetworkResource, snapshot: Snapshot) -> str | None:
-    """Return why this node offers no VF although PFs that the entry selects can have VFs."""
-    if not vf_entries((entry,)):
-        return None
+def _nic_shortage(config: Config, entry: NetworkResource, snapshot: Snapshot) -> str | None:
+    """Return why this node offers no VF although PFs that the entry selects can have VFs, or no NIC although it has
+    some that the entry selects and that have no VFs."""
     links = {link.pci_address: link for link in snapshot.links}
+    if entry.whole:
+        nics = [
+            nic
+            for nic in snapshot.whole_nics.values()
+            if offers_vfs_of(entry, nic, links.get(nic.pci_address)) and not _creates_vfs(config, nic)
+        ]
+        what = "none of them matches driver, or they are under a driver of user space without an IOMMU"
+        return f"no NIC of {_named(nic.pci_address for nic in nics)} is offered: {what}" if nics else None
     pfs = [
         function
         for function in snapshot.functions
@@ -515,7 +538,7 @@ def _gpu_shortage(
 _Shortage = Callable[[Config, Any, Snapshot], str | None]
 _Cause = Callable[[Any, Snapshot], str]
 _CAUSES: Mapping[str, tuple[_Shortage, _Cause]] = {
-    "pci": (_vf_shortage, why_no_functions),
+    "pci": (_nic_shortage, why_no_functions),
     "gpus": (_gpu_shortage, why_no_gpus),
 }
 """By the source of an entry's facts: why a node with such hardware offers none of it, and why it has no such
