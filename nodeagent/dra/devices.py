@@ -101,6 +101,10 @@ class DraDevice(msgspec.Struct, frozen=True):
         """The IDs by which device plugins know what it is made of; a slice has the UUID before ``::``."""
         raise NotImplementedError
 
+    def is_of(self, device_id: str) -> bool:
+        """Whether a device of a device plugin is this hardware, or a part of it."""
+        return device_id.partition("::")[0] in self.hardware
+
     @property
     def own_health(self) -> bool:
         """Whether claims are refused for its health. The VFs of a PF have theirs."""
@@ -251,7 +255,7 @@ def plugin_holders(device: DraDevice, snapshot: Snapshot) -> Iterator[Holding]:
     The scheduler does not know that they use it, so it must not be published before they end.
     """
     for holding in snapshot.holdings or ():
-        if not holding.claim and any(id_.partition("::")[0] in device.hardware for id_ in holding.device_ids):
+        if not holding.claim and any(map(device.is_of, holding.device_ids)):
             yield holding
 
 
