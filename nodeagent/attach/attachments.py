@@ -268,23 +268,23 @@ class Attachments:
     @property
     def pods(self) -> int:
         """The number of sandboxes with VFs."""
-        return sum(1 for entries in self._entries.values() if entries)
+        return sum(map(bool, tuple(self._entries.values())))
 
     @property
     def netdevs(self) -> tuple[PodNetdev, ...]:
         """The netdevs of VFs in pods, by PCI address."""
         found = [
             PodNetdev(device, sandbox.namespace, sandbox.pod, entry.interface, entry.addresses)
-            for id_, entries in self._entries.items()
+            for id_, entries in tuple(self._entries.items())  # a thread may be at work
             if (sandbox := self._sandboxes.get(id_)) is not None
-            for device, entry in entries.items()
+            for device, entry in tuple(entries.items())
         ]
         return tuple(sorted(found, key=lambda netdev: netdev.device))
 
     @property
     def waiting(self) -> tuple[WaitingPod, ...]:
         """The pods that lack their netdevs."""
-        named = ((self._sandboxes.get(id_), reason) for id_, reason in self._unsettled.items())
+        named = ((self._sandboxes.get(id_), reason) for id_, reason in tuple(self._unsettled.items()))
         return tuple(
             sorted(
                 {
@@ -429,7 +429,11 @@ class Attachments:
     def _tidy(self, plan: AttachPlan) -> bool:
         """Forget the sandboxes whose namespace is gone, and name the VFs that came back from it by themselves. Return
         whether a VF has left its pod, because its driver was loaded again, or was allocated once more."""
-        gone = {id_ for id_, one in self._sandboxes.items() if one.network and not Path(one.network).exists()}
+        gone = {
+            id_
+            for id_, one in tuple(self._sandboxes.items())  # others begin meanwhile
+            if one.network and not Path(one.network).exists()
+        }
         for id_ in gone:
             self._sandboxes.pop(id_, None)
             self._unsettled.pop(id_, None)

@@ -32,8 +32,8 @@ from nodeagent.kinds.vf import VfPool
 class PfDevice(DraDevice, frozen=True):
     """A PF whose VFs are shared by claims. ``kind`` is the pool of its VFs alone, ``vfs`` are their PCI addresses.
 
-    ``rail`` is ``None`` if the entry's name has no ``{rail}``. ``vf``: this one VF is the device, for one claim; a NIC as
-    a whole is its own.
+    ``rail`` is ``None`` if the entry's name has no ``{rail}``. ``vf``: this one VF is the device, for one claim; a NIC
+    as a whole is its own.
     """
 
     name: str

@@ -571,8 +571,9 @@ class ExpectSettings(Settings, frozen=True, kw_only=True):
     nics: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=1024)] | None,
         setting(
-            "Fewest NICs that the resources must offer, whole or in VFs, missing ones not counted; with fewer the agent "
-            "is not ready. null: it is not ready only if PFs that a resource selects can have VFs and none is offered."
+            "Fewest NICs that the resources must offer, whole or in VFs, missing ones not counted; with fewer the "
+            "agent is not ready. null: it is not ready only if PFs that a resource selects can have VFs and none is "
+            "offered."
         ),
     ] = None
 

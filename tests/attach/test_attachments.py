@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -295,6 +296,31 @@ async def test_a_half_attached_vf_is_completed(node: AttachedNode, half: str) ->
     await node.restarted().synchronize((sandbox,))
     assert addresses(pod) == {"rail0": ["10.100.16.7/16"]}
     assert "UP" in links(pod)["rail0"]["flags"]
+
+
+async def test_a_sandbox_that_begins_during_a_look_disturbs_nothing(
+    node: AttachedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look runs in a thread, and goes through the sandboxes while others begin and end in the loop."""
+    first, _ = node.pod("trainer", vf(0))
+    await node.attachments.synchronize((first,))
+    loop, exists, begun = asyncio.get_running_loop(), Path.exists, threading.Event()
+
+    def exists_while_others_begin(path: Path) -> bool:
+        if str(path) == first.network and not begun.is_set():
+            loop.call_soon_threadsafe(loop.create_task, node.attachments.begin(second))
+            loop.call_soon_threadsafe(loop.call_soon, begun.set)
+            assert begun.wait(10)
+        return exists(path)
+
+    second, pod = node.pod("other", vf(1))
+    monkeypatch.setattr(Path, "exists", exists_while_others_begin)
+    await node.attachments.look()
+    monkeypatch.undo()
+    assert begun.is_set()
+    await node.attachments.look()
+    assert node.starts(vf(0), vf(1))
+    assert addresses(pod) == {"rail1": ["10.101.16.7/16"]}
 
 
 async def test_without_the_kubelet_a_sandbox_goes_on_and_the_vfs_come_later(node: AttachedNode) -> None:
