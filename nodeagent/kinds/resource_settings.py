@@ -135,6 +135,13 @@ class VfSelect(NicSelect, frozen=True, kw_only=True):
 class HcaSelect(PfSelect, frozen=True, kw_only=True):
     """Which HCAs are shared: all PFs with an RDMA device that match. The host keeps them."""
 
+    misplaced: ClassVar[Mapping[str, str]] = OF_SRIOVDP | {
+        "ifNames": "here it is netdevs",
+        "deviceIDs": "here it is devices",
+        "rdma": "leave it out: each HCA has an RDMA device",
+        "vfIndexes": "shares are of PFs; kind vf offers VFs",
+    }
+
     min_speed_mbps: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)],
         setting("Minimum speed of the PF's link in Mbit/s; 0 is no minimum. A link that is down matches."),
