@@ -145,7 +145,7 @@ def renewed(
         if device is None:
             raise Refused(f"{ascii_name(it.device)} is no device of this node any more")
         gone = [vf for vf in it.vfs if vf not in here]
-        if device.slices(it.amount) and device.gone:
+        if (device.slices(it.amount) or device.hca) and it.amount and device.gone:
             gone.append(device.name)
         if gone:
             raise Refused(f"{ascii_name(gone[0])} is not there any more")
@@ -455,6 +455,7 @@ def _prepared(
             if vf.pci_address in share.vfs
         ),
         device.slot,
+        device.hca,
     )
 
 

@@ -36,7 +36,7 @@ class Capacity(msgspec.Struct, frozen=True):
     ``default`` is the share of a claim that names none. ``unit`` is the suffix of a Kubernetes quantity.
     """
 
-    name: Literal["memory", "vfs"]
+    name: Literal["memory", "vfs", "shares"]
     total: int
     step: int
     default: int
@@ -135,6 +135,11 @@ class DraDevice(msgspec.Struct, frozen=True):
     def vf(self) -> Function | None:
         """The VF that is the device, for one claim."""
         return None
+
+    @property
+    def hca(self) -> str:
+        """The PCI address of the PF whose shares it has; empty: it has none."""
+        return ""
 
     @property
     def tell(self) -> tuple[str, ...]:

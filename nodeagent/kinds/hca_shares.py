@@ -56,17 +56,17 @@ class HcaShares(DeviceKind, frozen=True):
                 numa_nodes=() if pf.numa_node is None else (pf.numa_node,),
                 health=unless_held(self.health(pf), held_elsewhere(snapshot, pf.pci_address, self.resource)),
             )
-            for pf in self._hcas(snapshot).values()
+            for pf in self.hcas(snapshot).values()
         )
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
-        return {address: f"the HCA {address}" for address in self._hcas(snapshot)}
+        return {address: f"the HCA {address}" for address in self.hcas(snapshot)}
 
     def selects(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
         return bool(self.pfs)
 
     def obstacle(self, snapshot: Snapshot) -> str | None:
-        if not (self.exclusive and self._hcas(snapshot)):
+        if not (self.exclusive and self.hcas(snapshot)):
             return None
         return (
             "containers cannot open the RDMA device of the host, because the kernel is in the exclusive RDMA mode: "
@@ -84,7 +84,7 @@ class HcaShares(DeviceKind, frozen=True):
         must = self._hcas_of(snapshot, asked.must)
         taken = Counter({pf.pci_address: len(ids) for pf, ids in must})
         free: dict[str, list[str]] = {}
-        for address, pf in self._hcas(snapshot).items():
+        for address, pf in self.hcas(snapshot).items():
             left = [id_ for id_ in share_ids(address, self.shares) if id_ in asked.free - asked.must]
             if left and self._refusal(snapshot, pf) is None:
                 free[address] = left
@@ -93,7 +93,7 @@ class HcaShares(DeviceKind, frozen=True):
             raise Refused(
                 f"{self.resource}: {asked.size} shares were requested and {count + len(asked.must)} are available"
             )
-        hcas = self._hcas(snapshot)
+        hcas = self.hcas(snapshot)
         picked: list[str] = []
         while len(picked) < asked.rest:
             address = min(
@@ -144,7 +144,7 @@ class HcaShares(DeviceKind, frozen=True):
         exact = "PCIDEVICE_" + re.sub(r"[./]", "_", self.resource.upper())
         return tuple(dict.fromkeys((exact, re.sub(r"[^A-Z0-9_]", "_", exact))))
 
-    def _hcas(self, snapshot: Snapshot) -> dict[str, Function]:
+    def hcas(self, snapshot: Snapshot) -> dict[str, Function]:
         """The PFs with an RDMA device, by address and sorted by it."""
         return {
             function.pci_address: function
@@ -156,7 +156,7 @@ class HcaShares(DeviceKind, frozen=True):
         """Return the HCAs of these shares with theirs, by address. Raises ``Refused`` if one cannot be allocated."""
         found = [
             (pf, mine)
-            for address, pf in self._hcas(snapshot).items()
+            for address, pf in self.hcas(snapshot).items()
             if (mine := ids.intersection(share_ids(address, self.shares)))
         ]
         if sum(len(mine) for _, mine in found) < len(ids):

@@ -102,7 +102,7 @@ def enforcement_conflicts(
 def claim_conflicts(resources: Sequence[Placed], *, access: str, pod_resources: bool) -> Iterator[Conflict]:
     """Resources that claims allocate, without the settings that this needs."""
     for path, entry in resources:
-        if isinstance(entry, GpuResource | RdmaResource) or entry.mode != "dra":
+        if isinstance(entry, GpuResource) or entry.mode != "dra":
             continue
         if access == "none":
             message = "dra needs an API server, and cluster.access is none"
@@ -241,7 +241,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[type, tuple[Path, Mode]] = {}
     by_claim: list[tuple[Path, FunctionResource]] = []
     for path, entry in resources:
-        if isinstance(entry, GpuResource | RdmaResource):
+        if isinstance(entry, GpuResource):
             continue
         path_a, mode = first.setdefault(type(entry), (path, entry.mode))
         if mode != entry.mode:
@@ -258,7 +258,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
             if entry.device_list_strategy != "cdi":
                 message = "mode dra hands out GPUs by CDI alone; set it to cdi"
                 yield Conflict(((*path, "deviceListStrategy"),), message)
-        else:
+        elif isinstance(entry, FunctionResource):
             for path_b, other in by_claim:
                 if other.whole != entry.whole:
                     continue

@@ -33,7 +33,7 @@ _Strategy = Literal["cdi", "envvar"]
 Preferred = Literal["pack", "spread", "nic-affinity"]
 Program = Literal["vllm", "ucx", "nvshmem", "nccl"]
 Mode = Literal["devicePlugin", "dra"]
-NO_MODE = {"mode": "kinds gpu-mem, vf and mig have it; device plugins alone offer whole GPUs"}
+NO_MODE = {"mode": "kinds gpu-mem, vf, nic, rdma and mig have it; device plugins alone offer whole GPUs"}
 OTHER_GPUS = "let the two resources select different GPUs"
 OF_SRIOVDP = {
     "rootDevices": "here it is pciAddresses, of the PFs",
@@ -386,7 +386,6 @@ class RdmaResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", t
     source: ClassVar[str] = "pci"
     pool: ClassVar[str] = "nic"
     apart: ClassVar[str] = "let one resource alone have its shares, and no other one the whole NIC"
-    mode: ClassVar[Mode] = "devicePlugin"
     device_list_strategy: ClassVar[Literal["nodes"]] = "nodes"
 
     name: Annotated[
@@ -406,6 +405,13 @@ class RdmaResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", t
             "nothing else: the containers compete for the bandwidth and the resources of the HCA."
         ),
     ] = 64
+    mode: Annotated[
+        Mode,
+        setting(
+            "How pods get the shares. devicePlugin: as counted devices of the kubelet. dra: by claims (Kubernetes 1.36 "
+            "or newer), each HCA a device with the capacity shares. All entries of kind rdma have one mode."
+        ),
+    ] = "devicePlugin"
     umad: Annotated[
         bool,
         setting(
@@ -414,6 +420,10 @@ class RdmaResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", t
             "connection manager need neither."
         ),
     ] = False
+
+    @property
+    def by_claim(self) -> bool:
+        return self.mode == "dra"
 
 
 class GpuMemResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
@@ -597,7 +607,7 @@ class OfferSettings(Settings, frozen=True, kw_only=True):
     add to a list, so a feature that concerns all entries sets it here."""
 
     mode: Annotated[
-        Mode | None, setting("`mode` of the entries of kind vf, nic and gpu-mem; null: devicePlugin.")
+        Mode | None, setting("`mode` of the entries of kind vf, nic, rdma and gpu-mem; null: devicePlugin.")
     ] = None
     enforcement: Annotated[
         Enforcement | None, setting("`enforcement` of the entries of kind gpu-mem; null: auto.")
@@ -620,6 +630,7 @@ class OfferSettings(Settings, frozen=True, kw_only=True):
         own: dict[str, dict[str, Any]] = {
             "vf": {"mode": self.mode},
             "nic": {"mode": self.mode},
+            "rdma": {"mode": self.mode},
             "gpu-mem": {"mode": self.mode, "enforcement": self.enforcement, "volcano": self.volcano},
             "mig": {"mode": self.mig},
         }
