@@ -84,7 +84,7 @@ class VfPool(DeviceKind, frozen=True):
 
     @property
     def attaches(self) -> bool:
-        return self.attach
+        return self.attach and not self.whole
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         held = {
@@ -150,7 +150,7 @@ class VfPool(DeviceKind, frozen=True):
             device_nodes=tuple(nodes),
             cdi_devices=(
                 *(f"{VF_KIND}={name}" for name in by_cdi),
-                *(f"{ATTACHED_KIND}={vf.pci_address}" for vf in vfs if self.attach and has_netdev(vf)),
+                *(f"{ATTACHED_KIND}={vf.pci_address}" for vf in vfs if self.attaches and has_netdev(vf)),
             ),
             device_info=tuple(self._device_info(vf) for vf in vfs),
         )

@@ -395,6 +395,22 @@ def test_the_claim_of_each_example_is_allocated_on_a_dgx(path: Any, manifests: l
         assert len({one["device"] for one in results if one["pool"].endswith("/nic")}) == 8
 
 
+@pytest.mark.parametrize("folder", ["grove", "lws"])
+def test_the_pairs_of_prefill_and_decode_fill_a_dgx(folder: str, manifests: list[Manifest]) -> None:
+    """Each of eight pods has a whole GPU and the NIC beside it; the ninth waits."""
+    slices, classes = Node(dgx()).stored(), of_kind(manifests, "DeviceClass")
+    roots = {device.key: device.attribute("resource.kubernetes.io/pcieRoot") for device in listed()}
+    (claim,) = claims_of(EXAMPLES.parent / folder / "prefill-decode.yaml")
+    allocated: list[Manifest] = []
+    for _ in range(8):
+        _, allocation = allocate(claim, slices, classes, allocated)
+        allocated.append({**claim, "status": {"allocation": allocation}})
+        gpu, near = allocation["devices"]["results"]
+        assert len({roots[one["driver"], one["pool"], one["device"]] for one in (gpu, near)}) == 1
+    with pytest.raises(AllocationError):
+        allocate(claim, slices, classes, allocated)
+
+
 def test_the_ninth_share_of_40_gib_does_not_fit(manifests: list[Manifest]) -> None:
     (claim,) = claims_of(EXAMPLES / "shared-gpu.yaml")
     slices, classes, allocated = Node(dgx()).stored(), of_kind(manifests, "DeviceClass"), []

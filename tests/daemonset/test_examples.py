@@ -62,6 +62,7 @@ def test_every_supported_system_has_an_example() -> None:
         "dra",
         "gpu-memory",
         "gpu-service",
+        "grove",
         "kai",
         "kube-scheduler",
         "kuberay",

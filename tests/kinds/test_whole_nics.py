@@ -81,12 +81,10 @@ def test_a_container_gets_what_it_gets_of_a_vf() -> None:
     assert json.loads(ours.text) == content
 
 
-def test_with_attach_the_netdev_moves_as_that_of_a_vf() -> None:
-    attached = replace(WHOLE0, attach=True)
-    nic = replace(NIC, link_type="ethernet")
-    assert attached.allocate(machine(nic), [nic.pci_address]).cdi_devices == (
-        f"nodeagent.io/attached={nic.pci_address}",
-    )
+def test_attach_moves_no_netdev_of_a_whole_nic_and_no_container_waits_for_it() -> None:
+    attached, nic = replace(WHOLE0, attach=True), replace(NIC, link_type="ethernet")
+    assert not attached.attaches
+    assert attached.allocate(machine(nic), [nic.pci_address]).cdi_devices == ()
 
 
 def test_the_message_of_a_shortage_speaks_of_nics() -> None:
