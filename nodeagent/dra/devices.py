@@ -101,10 +101,6 @@ class DraDevice(msgspec.Struct, frozen=True):
         """The IDs by which device plugins know what it is made of; a slice has the UUID before ``::``."""
         raise NotImplementedError
 
-    def is_of(self, device_id: str) -> bool:
-        """Whether a device of a device plugin is this hardware, or a part of it."""
-        return device_id.partition("::")[0] in self.hardware
-
     @property
     def own_health(self) -> bool:
         """Whether claims are refused for its health. The VFs of a PF have theirs."""
@@ -135,11 +131,6 @@ class DraDevice(msgspec.Struct, frozen=True):
     def vf(self) -> Function | None:
         """The VF that is the device, for one claim."""
         return None
-
-    @property
-    def hca(self) -> str:
-        """The PCI address of the PF whose shares it has; empty: it has none."""
-        return ""
 
     @property
     def tell(self) -> tuple[str, ...]:
@@ -241,6 +232,11 @@ def alike(example: _Kind, devices: Iterable[DraDevice]) -> list[_Kind]:
     return [device for device in devices if isinstance(device, type(example))]
 
 
+def shared_hca(device: DraDevice) -> str:
+    """Return the PCI address of the PF whose shares a device has; empty: it has none."""
+    return device.parent if device.capacity.name == "shares" else ""
+
+
 def pool_name(node: str, pool: str) -> str:
     """Return the name of a pool of this node. Each kind has one: a change of NICs leaves the GPUs as they are."""
     return f"{node}/{pool}"
@@ -257,10 +253,14 @@ def gpu_name(uuid: str) -> str:
 def plugin_holders(device: DraDevice, snapshot: Snapshot) -> Iterator[Holding]:
     """Yield what pods hold of this hardware through a device plugin: the pods from before a change of the mode.
 
-    The scheduler does not know that they use it, so it must not be published before they end.
+    The scheduler does not know that they use it, so it must not be published before they end. A share of an HCA,
+    ``<PF>::<n>``, leaves its VFs free.
     """
+    has_vfs = device.capacity.name == "vfs" and len(device.hardware) > 1
     for holding in snapshot.holdings or ():
-        if not holding.claim and any(map(device.is_of, holding.device_ids)):
+        if not holding.claim and any(
+            (id_ if has_vfs else id_.partition("::")[0]) in device.hardware for id_ in holding.device_ids
+        ):
             yield holding
 
 

@@ -9,7 +9,16 @@ from typing import Literal
 import msgspec
 
 from nodeagent.dra.device_attributes import COMPUTE, LEAF, LEAF_GROUP, SPEED, pci_place
-from nodeagent.dra.devices import Attributes, Capacity, DraDevice, GrantedShare, LinkEnds, alike, dns_label
+from nodeagent.dra.devices import (
+    Attributes,
+    Capacity,
+    DraDevice,
+    GrantedShare,
+    LinkEnds,
+    alike,
+    dns_label,
+    shared_hca,
+)
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Function, Health, Link, Snapshot
 from nodeagent.kinds.hca_shares import HcaShares
@@ -42,10 +51,6 @@ class HcaDevice(DraDevice, frozen=True):
 
     @property
     def parent(self) -> str:
-        return self.pf.pci_address
-
-    @property
-    def hca(self) -> str:
         return self.pf.pci_address
 
     @property
@@ -88,7 +93,7 @@ class HcaDevice(DraDevice, frozen=True):
         request: Sequence[GrantedShare],
         told: tuple[tuple[str, str], ...],  # noqa: ARG002
     ) -> Iterable[tuple[str, str]]:
-        hcas = dict.fromkeys(share.device.hca for share in request if share.device.hca)
+        hcas = dict.fromkeys(hca for share in request if (hca := shared_hca(share.device)))
         return [(f"NODEAGENT_HCAS_{end}", ",".join(hcas))]
 
     def _given(self, devices: Iterable[DraDevice]) -> Allocation:

@@ -72,10 +72,6 @@ class PfDevice(DraDevice, frozen=True):
         """The PF and its VFs, or the one VF."""
         return frozenset(self.vfs if self.vf is not None else (self.pf.pci_address, *self.vfs))
 
-    def is_of(self, device_id: str) -> bool:
-        """A share of the HCA leaves its VFs free, and takes the NIC as a whole."""
-        return super().is_of(device_id) if self.kind.whole else device_id in self.hardware
-
     @property
     def order(self) -> tuple[object, ...]:
         """By rail and PCI address; VFs by index too."""

@@ -14,8 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
+import msgspec
+
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.model import DeviceNode, Function, Health, Snapshot
+from nodeagent.facts.cdi import ATTACHED_KIND
+from nodeagent.facts.model import ETHERNET, DeviceNode, Function, Health, Snapshot
 from nodeagent.kinds import (
     DeviceKind,
     Question,
@@ -36,7 +39,8 @@ class HcaShares(DeviceKind, frozen=True):
 
     ``exclusive``: an RDMA device is in one network namespace alone, so containers cannot open that of the host.
     ``umad`` adds the device nodes for management packets. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the
-    module ``rdma_ucm``); a missing device node keeps a container from starting.
+    module ``rdma_ucm``); a missing device node keeps a container from starting. ``attach``:
+    `nodeagent attach` makes a netdev for each share in a pod, without which a container is not to start.
     """
 
     source: ClassVar[str] = "pci"
@@ -47,6 +51,11 @@ class HcaShares(DeviceKind, frozen=True):
     umad: bool = False
     rdma_cm: bool = True
     exclusive: bool = False
+    attach: bool = False
+
+    @property
+    def attaches(self) -> bool:
+        return self.attach
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         return tuple(
@@ -105,7 +114,12 @@ class HcaShares(DeviceKind, frozen=True):
         return picked
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
-        return self.grant([pf for pf, _ in self._hcas_of(snapshot, requested(self.resource, ids))])
+        found = self._hcas_of(snapshot, requested(self.resource, ids))
+        attached = (
+            share for pf, mine in found if self.attach and takes_netdevs(pf) for share in sorted(mine)
+        )
+        names = tuple(f"{ATTACHED_KIND}={share}" for share in attached)
+        return msgspec.structs.replace(self.grant([pf for pf, _ in found]), cdi_devices=names)
 
     def grant(self, hcas: Sequence[Function]) -> Allocation:
         """Return what a container with shares of these HCAs gets."""
@@ -169,6 +183,11 @@ class HcaShares(DeviceKind, frozen=True):
     def _refusal(self, snapshot: Snapshot, pf: Function) -> Refused | None:
         elsewhere = held_elsewhere(snapshot, pf.pci_address, self.resource)
         return obstacle(self.resource, pf.pci_address, self.health(pf), elsewhere)
+
+
+def takes_netdevs(pf: Function) -> bool:
+    """Whether `nodeagent attach` can make netdevs on a PF: on Ethernet alone."""
+    return pf.link_type == ETHERNET and pf.netdev is not None
 
 
 @lru_cache

@@ -49,7 +49,7 @@ def _functions(
 
 
 def _shares(
-    config: Config,  # noqa: ARG001 - as of the other makers
+    config: Config,
     entry: RdmaResource,
     resource: str,
     pfs: tuple[str, ...],
@@ -63,6 +63,7 @@ def _shares(
         umad=entry.umad,
         rdma_cm=paths.rdma_cm,
         exclusive=paths.rdma_exclusive,
+        attach=config.attach.interface is not None and not entry.by_claim,
     )
 
 

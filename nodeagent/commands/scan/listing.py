@@ -219,7 +219,8 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
         return None
     rails = {device: int(name.removeprefix("nic")) for device, name in view.nics.items()}
     gateways = () if addresses is None else route_gateways()
-    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways)
+    offered = [devices for _, of_resource in view.resources for devices in of_resource]
+    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, offered)
 
 
 def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:
