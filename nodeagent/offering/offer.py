@@ -379,18 +379,13 @@ class Offer:
     def _is_new(
         self, entry: NetworkResource, pf: Function, link: Link | None, unread: Collection[str], *, doubt: bool
     ) -> bool:
-        """Whether a PF that has no rail gets one, by any entry with this selection: the first numbers are in PCI order
-        whichever of them counts a PF. ``unread`` and ``doubt``: see ``selected_pf``."""
+        """Whether a PF that has no rail gets one. ``unread`` and ``doubt``: see ``selected_pf``."""
         if pf.missing and pf.pci_address in self._forgotten:
             return False
         if "{netdev}" in entry.name and "netdev" in unread and not doubt:
             return False
-        return any(
-            _counts(self.config, one, pf, unread, doubt=doubt)
-            and offers_vfs_of(one, pf, link, unread, doubt=doubt)
-            for one in network_entries(self.config.resources)
-            if selection(one) == selection(entry)
-        )
+        counts = _counts(self.config, entry, pf, unread, doubt=doubt)
+        return counts and offers_vfs_of(entry, pf, link, unread, doubt=doubt)
 
     def _with_new(
         self,

@@ -366,14 +366,18 @@ def test_each_pf_with_an_rdma_device_is_shared_under_the_name_of_its_rail() -> N
     assert [trouble for trouble in made.troubles(snapshot) if trouble.fatal] == []
 
 
-def test_shares_and_vfs_of_one_selection_have_the_rails_of_all_their_pfs_in_pci_order() -> None:
-    for text in ("[{kind: vf}, {kind: rdma}]", "[{kind: rdma}, {kind: vf}]"):
-        made = Offer(configured(f"resources: {text}\n"))
-        # The first one has no VF, the second one no RDMA device.
-        snapshot = machine(pf(1, vfs=None), pf(2, rdma=False), pf(3))
-        names = {kind.resource.partition("/")[2] for kind in made.kinds(snapshot)}
-        assert names == {"rdma0", "nic1", "nic2", "rdma2"}
-        assert made.rails == {"0000:01:00.0": 0, "0000:02:00.0": 1, "0000:03:00.0": 2}
+def test_shares_beside_vfs_of_one_selection_leave_the_rails_of_the_vfs_as_they_were() -> None:
+    # The first one has no VF, the second one no RDMA device.
+    snapshot = machine(pf(1, vfs=None), pf(2, rdma=False), pf(3))
+    both = Offer(configured("resources: [{kind: vf}, {kind: rdma}]\n"))
+    names = [kind.resource.partition("/")[2] for kind in both.kinds(snapshot)]
+    assert names == ["nic0", "nic1", "rdma1", "rdma2"]
+    assert both.rails == {"0000:02:00.0": 0, "0000:03:00.0": 1, "0000:01:00.0": 2}
+    before = Offer(configured("resources: [{kind: vf}]\n"))
+    before.kinds(snapshot)
+    later = Offer(both.config, before=before)
+    later.kinds(snapshot)
+    assert later.rails == both.rails, "nodes that were installed before and after have the same rails"
 
 
 def test_a_nic_as_a_whole_beside_its_shares_is_refused() -> None:
