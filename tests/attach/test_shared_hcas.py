@@ -18,9 +18,10 @@ from nodeagent.attach.address_plan import AddressPlan, AddressPlanError
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.nri_plugin import AttachRefused
 from nodeagent.attach.pod_netdevs import open_namespace
-from nodeagent.attach.pod_plan import PlannedVf
+from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.attach.share_netdevs import share_group, share_mac, share_of
 from nodeagent.attach.vf_plan import attach_plan
+from nodeagent.commands.scan.listing import pod_plan_table
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Link, Snapshot
 from nodeagent.host.netlink.netdevs import Netdev
@@ -228,6 +229,14 @@ def test_the_plan_has_the_shares_of_ethernet_hcas_with_a_rail() -> None:
     }
     lost = attach_plan(replace(settings, addresses="10.{rail}.0.0/16"), snapshot, {pf(0): 0}, {}, (), offered)
     assert "its PF has no address in 10.0.0.0/16" in lost.vfs[share(0, 0)].refusal
+
+
+def test_scan_shows_the_first_share_of_each_hca() -> None:
+    shares = {share(0, n): PlannedVf(0, 1500, f"10.0.{n}.7/16", pf=pf(0), mac="02:00") for n in range(64)}
+    shown = pod_plan_table(AttachPlan("rail{rail}", {**shares, vf(0): PlannedVf(0)}))
+    assert shown.count("::") == 1
+    assert share(0, 0) in shown
+    assert vf(0) in shown
 
 
 def test_a_container_names_the_netdev_of_each_of_its_shares_on_ethernet_alone() -> None:
