@@ -48,13 +48,13 @@ NICS_TOPIC = Topic(
         "sriov_absent": Advice(
             "VFs need a PF with an SR-IOV capability. Firmware may hide it.",
             "enable SR-IOV in the machine's firmware and in the NIC's (mlxconfig: SRIOV_EN=1, NUM_OF_VFS) "
-            "and reboot; without VFs remove the vf entry from `resources`",
+            "and reboot; without VFs offer the NICs as a whole, with `kind: nic` in place of `kind: vf` in `resources`",
         ),
         "sriov_guest": Advice(
             "This is a virtual machine: its NICs are functions that the host passes through, and VFs are made on the "
             "host. Nothing in the guest changes the card's firmware.",
-            "remove the vf entries from `resources` of the pool of virtual machines; its GPUs, links and their health "
-            "are as elsewhere. Attach the NICs to pods with the CNI plugin host-device",
+            "offer the NICs as a whole: `kind: nic` in place of `kind: vf` in `resources` of the pool of virtual "
+            "machines (docs/rails.md). VFs, link modes and the firmware's LLDP agent are the host's",
         ),
         "vfs_none": Advice(
             "The configuration offers VFs, but none exist: this node does not have the resource.",
@@ -201,6 +201,11 @@ class NicFacts:
     def pfs(self) -> list[Function]:
         return [function for function in self.facts.functions if function.parent is None]
 
+    @property
+    def hosted(self) -> list[Function]:
+        """The functions that the host of this virtual machine has passed through: their firmware is the host's."""
+        return [pf for pf in self.pfs if self.facts.guest and pf.total_vfs is None]
+
 
 async def read_nics(target: Target) -> NicFacts:
     tree = target.tree
@@ -285,8 +290,10 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
     if not able:
         if wants:
             what = f"none of {count(len(nics.pfs), 'PF')} has an SR-IOV capability"
-            guest = nics.facts.guest
-            yield NICS_TOPIC.note("sriov_guest", what) if guest else NICS_TOPIC.note("sriov_absent", what)
+            if nics.facts.guest:
+                yield NICS_TOPIC.note("sriov_guest", "; ".join((what, *_whole(nics))))
+            else:
+                yield NICS_TOPIC.note("sriov_absent", what)
         return
     made, possible = sum(pf.num_vfs or 0 for pf in able), sum(pf.total_vfs or 0 for pf in able)
     yield NICS_TOPIC.ok(
@@ -296,15 +303,26 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
         yield NICS_TOPIC.warn("vfs_none", f"no VFs on {shortened_list(_names(able))}")
 
 
+def _whole(nics: NicFacts) -> Iterator[str]:
+    """Yield which NICs of a guest can be offered as a whole, and which the guest needs itself."""
+    routed = {link.pci_address for link in nics.facts.links if link.default_route}
+    free, kept = ([pf for pf in nics.hosted if (pf.pci_address in routed) is own] for own in (False, True))
+    if free:
+        yield f"as a whole can be offered: {shortened_list(_names(free))}"
+    if kept:
+        yield f"the host keeps {shortened_list(_names(kept))} (default route)"
+
+
 def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
     routed = {link.pci_address for link in nics.facts.links if link.default_route}
     entries = network_entries(config.resources)
+    whole = any(entry.whole for entry in entries)
     links = {link.pci_address: link for link in nics.facts.links}
     left = [
         pf
         for pf in nics.pfs
         if pf.pci_address in routed
-        and pf.total_vfs
+        and (pf.total_vfs or whole)
         and not any(offers_vfs_of(entry, pf, links[pf.pci_address]) for entry in entries)
     ]
     if left:
@@ -388,7 +406,7 @@ def _vfs_are(vfs: list[Function], what: str) -> str:
 
 def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
     if not nics.iommu_groups:
-        vfio = any(entry.vf_driver == "vfio-pci" for entry in vf_entries(config.resources)) or any(
+        vfio = any(entry.vf_driver == "vfio-pci" for entry in network_entries(config.resources)) or any(
             entry.driver == "vfio-pci" for entry in config.vfs
         )
         if nics.facts.guest and not vfio:
@@ -411,8 +429,12 @@ def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
 
 
 def _hardware(nics: NicFacts) -> Iterator[Finding]:
-    for _, sentence in ports_in_another_mode(nics.pfs, nics.facts.links, nics.facts.gpus):
-        yield NICS_TOPIC.warn("link_mode_differs", sentence)
+    hosted = {pf.pci_address for pf in nics.hosted}
+    for pf, sentence in ports_in_another_mode(
+        nics.pfs, nics.facts.links, nics.facts.gpus, guest=nics.facts.guest
+    ):
+        remedy = "set the mode on the host of this virtual machine" if pf.pci_address in hosted else ""
+        yield NICS_TOPIC.warn("link_mode_differs", sentence, remedy)
     bare = [pf for pf in nics.pfs if pf.rdma is not None and pf.netdev is None and not pf.missing]
     if bare:
         optics = [rule.key for rule in NIC_RULES if rule.key.startswith("optics_")]
@@ -453,11 +475,10 @@ def _rdma(nics: NicFacts, config: Config) -> Iterator[Finding]:
         yield NICS_TOPIC.fix(
             "rdma_exclusive", "the kernel is in the exclusive RDMA mode, and resources share HCAs"
         )
-    offers, shares = bool(vf_entries(config.resources)), bool(hca_entries(config.resources))
-    able = any(
-        one.rdma is not None and (shares if one.parent is None else offers) for one in nics.facts.functions
-    )
-    if able and not nics.rdma_cm:
+    entries = network_entries(config.resources)
+    of_pfs = bool(hca_entries(config.resources)) or any(entry.whole for entry in entries)
+    able = any(it.rdma is not None for it in nics.facts.functions if it.parent is not None or of_pfs)
+    if entries and able and not nics.rdma_cm:
         yield NICS_TOPIC.warn(
             "rdma_cm_missing", f"the host has no {RDMA_CM}: the module rdma_ucm is not loaded"
         )
@@ -477,10 +498,11 @@ def _lag_device(pf: Function, nics: NicFacts) -> str | None:
 
 
 def _firmware(nics: NicFacts, config: Config, heard: Collection[str]) -> Iterator[Finding]:
+    own = [pf for pf in nics.pfs if pf not in nics.hosted]
     for driver, (flag, bad) in _FLAG.items():
         speaking = [
             pf
-            for pf in nics.pfs
+            for pf in own
             if pf.driver == driver and pf.netdev and nics.flags.get(pf.netdev, {}).get(flag) is bad
         ]
         if speaking:
@@ -492,7 +514,7 @@ def _firmware(nics: NicFacts, config: Config, heard: Collection[str]) -> Iterato
             )
     unknown = [
         pf
-        for pf in nics.pfs
+        for pf in own
         if pf.link_type == "ethernet"
         and pf.netdev not in heard
         and (pf.driver in _MUTE or (pf.driver in _FLAG and pf.netdev not in nics.flags))

@@ -467,9 +467,14 @@ def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[L
 
 
 def _without_rdma_cm(config: Config, offered: Collection[str], snapshot: Snapshot) -> Iterator[Lack]:
+    whole = snapshot.whole_nics if any(entry.whole for entry in config.resources) else {}
     shared = bool(hca_entries(config.resources))
-    given = (one for one in snapshot.functions if (one.parent or (shared and one.pci_address)) in offered)
-    if not snapshot.paths.rdma_cm and any(one.rdma for one in given):
+    of_pods = (
+        it
+        for it in snapshot.functions
+        if it.parent in offered or (it.pci_address in offered and (shared or it.pci_address in whole))
+    )
+    if not snapshot.paths.rdma_cm and any(it.rdma for it in of_pods):
         message = (
             "containers with VFs or shares of HCAs get no /dev/infiniband/rdma_cm, because the host has none: modprobe "
             "rdma_ucm, and name it in /etc/modules-load.d"
@@ -478,7 +483,9 @@ def _without_rdma_cm(config: Config, offered: Collection[str], snapshot: Snapsho
 
 
 def _in_another_mode(snapshot: Snapshot) -> Iterator[Lack]:
-    for _, sentence in ports_in_another_mode(snapshot.functions, snapshot.links, snapshot.gpu_functions):
+    for _, sentence in ports_in_another_mode(
+        snapshot.functions, snapshot.links, snapshot.gpu_functions, guest=snapshot.guest
+    ):
         yield Lack(sentence, fatal=False, key="link_mode")
 
 
