@@ -387,6 +387,7 @@ class RdmaResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", t
     pool: ClassVar[str] = "nic"
     apart: ClassVar[str] = "let one resource alone have its shares, and no other one the whole NIC"
     device_list_strategy: ClassVar[Literal["nodes"]] = "nodes"
+    vf_driver: ClassVar[Literal["rdma"]] = "rdma"
 
     name: Annotated[
         VfTemplate,
