@@ -118,11 +118,10 @@ class AddressPlan(Struct, frozen=True):
             bits = (self.nodes + 1).bit_length() + (self.vfs + self.shares).bit_length()
             and_shares = f" and {self.shares} shares" if self.shares else ""
             shorter = f"use a prefix of /{32 - bits} or shorter, or " if bits <= 24 else ""
+            lower = "`nodes`, `vfs` or `shares`" if self.shares else "`nodes` or `vfs`"
             yield (
                 f"{prefix} has numbers for {room} nodes with {self.vfs} VFs{and_shares} of a PF, not for {self.nodes}: "
-                f"{shorter}lower `nodes`, `vfs` or `shares`"
-                if self.shares
-                else f"{shorter}lower `nodes` or `vfs`"
+                f"{shorter}lower {lower}"
             )
 
     def of(self, rail: int) -> PrefixOfRail:

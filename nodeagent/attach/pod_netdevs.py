@@ -92,19 +92,11 @@ def attach(
             if there is None:
                 here = on_host.get(link.parent or link.device)
                 if here is None:
-                    raise NetlinkError(
-                        f"the netdev of {link.parent} is not on the host"
-                        if link.parent
-                        else "its netdev is neither on the host nor in the pod"
-                    )
+                    raise NetlinkError(_nowhere(link))
+                moved.append(link.device)
                 step = "move"
                 enter(f"move {link.device}")
-                if link.parent is None:
-                    moved.append(link.device)
-                    host.netdevs.move(here.ifindex, pod.descriptor, link.name)
-                else:
-                    _make(host, pod, here, link)
-                    moved.append(link.device)
+                _bring(host, pod, here, link)
                 there = _find(pod, link.device, device_of)
                 if there is None:
                     raise NetlinkError("its netdev left the host and is not in the pod")
@@ -134,14 +126,24 @@ def attach(
         raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}", step) from error
 
 
-def _make(host: OpenNamespace, pod: OpenNamespace, pf: Netdev, link: PodLink) -> None:
+def _nowhere(link: PodLink) -> str:
+    if link.parent is not None:
+        return f"the netdev of {link.parent} is not on the host"
+    return "its netdev is neither on the host nor in the pod"
+
+
+def _bring(host: OpenNamespace, pod: OpenNamespace, here: Netdev, link: PodLink) -> None:
+    """Move the netdev of a VF into a pod, or make that of a share there on the PF's."""
+    if link.parent is None:
+        host.netdevs.move(here.ifindex, pod.descriptor, link.name)
+        return
     group = share_group(link.device)
     if group is None:
         raise NetlinkError(
             "the PCI domain of its HCA is above 1f: netdevs of such shares cannot be told apart"
         )
     mac = bytes.fromhex(link.mac.replace(":", ""))
-    host.netdevs.add_macvlan(pf.ifindex, pod.descriptor, link.name, mac, group)
+    host.netdevs.add_macvlan(here.ifindex, pod.descriptor, link.name, mac, group)
 
 
 def give_back(
