@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from nodeagent.attach.vf_plan import (
     route_gateways,
 )
 from nodeagent.base.bounded_calls import BoundedCalls
+from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
 from nodeagent.host.netlink.message import NetlinkError
 
@@ -34,7 +35,7 @@ _WRITE_S = 5.0
 
 
 class PlanWriter:
-    """``rails`` returns the rail of each PF. Belongs to one event loop."""
+    """``rails`` returns the rail of each PF, ``offered`` the devices that get netdevs. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -43,9 +44,11 @@ class PlanWriter:
         rails: Callable[[], Mapping[str, int]],
         folder: Path,
         read_addresses: Callable[[frozenset[str]], PfAddresses] = pf_addresses,
+        offered: Callable[[], Iterable[Devices]] = tuple,
     ) -> None:
         self._settings, self._inventory, self._rails = settings, inventory, rails
         self._folder = folder
+        self._offered = offered
         self._read = read_addresses
         self._addresses: PfAddresses = {}
         self._calls = BoundedCalls("attach plan", _WRITE_S)
@@ -71,10 +74,14 @@ class PlanWriter:
         self._inventory.publish(_SOURCE, node_numbers=node_numbers(self._settings, rails, self._addresses))
         try:
             gateways = await self._calls.run(route_gateways)
+<<<<<<< HEAD
             given = None
             if self._settings.numbers:
                 given = await self._calls.run(read_given_numbers, self._folder)
             plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, given)
+=======
+            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, self._offered())
+>>>>>>> main
             if await self._calls.run(write_attach_plan, self._folder, plan):
                 log.info("The plan for netdevs in pods was written. vfs=%d", len(plan.vfs))
         except OSError as error:
