@@ -136,31 +136,28 @@ class AddressPlan(Struct, frozen=True):
         self, rail: int, vf_index: int, *, pf: Iterable[VfAddress], mac: str | None, given: int = 0
     ) -> VfAddress:
         """The address of a VF in its pod. ``pf`` are the addresses of its PF on this node, ``mac`` is the VF's MAC
-<<<<<<< HEAD
         address (``02:00:00:00:00:01``). ``given`` is the number of the node where the PF has no address; 0: it has
         none. Raises ``AddressPlanError``."""
-=======
-        address (``02:00:00:00:00:01``). Raises ``AddressPlanError``."""
         if vf_index >= self.vfs and isinstance(self.of(rail), IPv4Network):
             raise AddressPlanError(f"VF {vf_index} of its PF is beyond `vfs: {self.vfs}`")
-        return self._in_part(rail, vf_index + 1, pf, mac)
+        return self._in_part(rail, vf_index + 1, pf, mac, given)
 
-    def share_address(self, rail: int, share: int, *, pf: Iterable[VfAddress], mac: str) -> VfAddress:
+    def share_address(
+        self, rail: int, share: int, *, pf: Iterable[VfAddress], mac: str, given: int = 0
+    ) -> VfAddress:
         """The address of a share of an HCA in its pod; ``share`` is its number. See ``address``."""
         if share >= self.shares and isinstance(self.of(rail), IPv4Network):
             raise AddressPlanError(f"share {share} of its HCA is beyond `attach.shares: {self.shares}`")
-        return self._in_part(rail, self.vfs + share + 1, pf, mac)
+        return self._in_part(rail, self.vfs + share + 1, pf, mac, given)
 
-    def _in_part(self, rail: int, part: int, pf: Iterable[VfAddress], mac: str | None) -> VfAddress:
->>>>>>> main
+    def _in_part(
+        self, rail: int, part: int, pf: Iterable[VfAddress], mac: str | None, given: int
+    ) -> VfAddress:
         for fault in self.faults():
             raise AddressPlanError(fault)
         prefix = self.of(rail)
         if isinstance(prefix, IPv6Network):
             return _by_mac(prefix, mac)
-<<<<<<< HEAD
-        if vf_index >= self.vfs:
-            raise AddressPlanError(f"VF {vf_index} of its PF is beyond `vfs: {self.vfs}`")
         number = self.node_number(rail, pf) or given
         if number > self.nodes:
             raise AddressPlanError(
@@ -170,11 +167,7 @@ class AddressPlan(Struct, frozen=True):
             raise AddressPlanError(
                 f"rail {rail}: its PF has no address in {prefix}, which gives the node its number"
             )
-        part = self._part(prefix)
-        host = int(prefix.network_address) + (vf_index + 1) * part + number
-=======
-        host = int(prefix.network_address) + part * self._part(prefix) + self.node_number(rail, pf)
->>>>>>> main
+        host = int(prefix.network_address) + part * self._part(prefix) + number
         return IPv4Interface((host, prefix.prefixlen))
 
     def node_number(self, rail: int, pf: Iterable[VfAddress]) -> int:

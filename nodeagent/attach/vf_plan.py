@@ -15,20 +15,13 @@ from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddre
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.given_numbers import GivenNumbers
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
-<<<<<<< HEAD
-from nodeagent.fabric.rail_partners import RailNumber
+from nodeagent.attach.share_netdevs import is_share, share_mac
+from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Function, NodeNumber, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.netdevs import Netdevs
-from nodeagent.kinds.rail_numbers import nic_names
-=======
-from nodeagent.attach.share_netdevs import is_share, share_mac
-from nodeagent.facts.allocation import Devices
-from nodeagent.facts.model import Function, Snapshot
-from nodeagent.host.netlink.addresses import Addresses
-from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.kinds.hca_shares import takes_netdevs
->>>>>>> main
+from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kinds.vf import has_netdev
 
 PfAddresses = Mapping[str, tuple[VfAddress, ...]]
@@ -41,19 +34,13 @@ def attach_plan(
     rails: Mapping[str, int],
     addresses: PfAddresses | None,
     gateways: Iterable[IPv4Address] = (),
-<<<<<<< HEAD
+    offered: Iterable[Devices] = (),
     numbers: GivenNumbers | None = None,
 ) -> AttachPlan:
     """The plan for each VF with a netdev whose PF has a rail. Pure. ``rails`` are those of the PFs; ``addresses`` are
     ``None`` where they cannot be known, as on a machine that is looked at from elsewhere. ``gateways`` are those of the
-    node's routes, ``numbers`` what the controller has said; ``None``: it is not asked."""
-=======
-    offered: Iterable[Devices] = (),
-) -> AttachPlan:
-    """The plan for each VF with a netdev whose PF has a rail. Pure. ``rails`` are those of the PFs; ``addresses`` are
-    ``None`` where they cannot be known, as on a machine that is looked at from elsewhere. ``gateways`` are those of the
-    node's routes. ``offered`` are the devices of the resources, of which shares of HCAs have netdevs too."""
->>>>>>> main
+    node's routes. ``offered`` are the devices of the resources, of which shares of HCAs have netdevs too. ``numbers``
+    is the controller's word; ``None``: it is not asked."""
     links = {link.pci_address: link for link in snapshot.links}
     addressing = settings.address_plan
     taken = ({} if numbers is None else dict(numbers.taken)) | _taken(snapshot, addresses or {}, gateways)
@@ -74,11 +61,10 @@ def attach_plan(
             numbers,
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
-    vfs |= dict(_planned_shares(addressing, snapshot, rails, addresses, taken, offered))
+    vfs |= dict(_planned_shares(addressing, snapshot, rails, addresses, taken, offered, numbers))
     return AttachPlan(settings.interface or "", vfs, probe=settings.probe)
 
 
-<<<<<<< HEAD
 def node_numbers(
     settings: AttachSettings, rails: Mapping[str, int], addresses: PfAddresses
 ) -> tuple[NodeNumber, ...]:
@@ -92,7 +78,8 @@ def node_numbers(
             if isinstance(prefix, IPv4Network):
                 found.append(NodeNumber(pf, str(prefix), plan.node_number(rail, addresses.get(pf, ()))))
     return tuple(found)
-=======
+
+
 def _planned_shares(
     plan: AddressPlan | None,
     snapshot: Snapshot,
@@ -100,9 +87,10 @@ def _planned_shares(
     addresses: PfAddresses | None,
     taken: Mapping[IPv4Address | IPv6Address, str],
     offered: Iterable[Devices],
+    numbers: GivenNumbers | None,
 ) -> Iterator[tuple[str, PlannedVf]]:
     """Yield the shares of HCAs that get a netdev on top of their PF."""
-    links = {link.pci_address: link for link in snapshot.links}
+    links, names = {link.pci_address: link for link in snapshot.links}, nic_names(rails)
     pfs = {function.pci_address: function for function in snapshot.functions if function.parent is None}
     for devices in offered:
         address = devices.parent
@@ -114,9 +102,10 @@ def _planned_shares(
         for device in filter(is_share, devices.ids):
             number = int(device.rpartition("::")[2])
             mac = share_mac(base, number)
-            given, refusal = _share_address(plan, number, rails[address], of_pf, mac, taken)
+            given, refusal = _share_address(
+                plan, number, rails[address], of_pf, mac, taken, names[address], numbers
+            )
             yield device, PlannedVf(rails[address], link.mtu, given, refusal, address, mac)
->>>>>>> main
 
 
 def _taken(
@@ -150,10 +139,8 @@ def _address(
     if pf is None and plan.prefix.find(":") < 0:
         return None, "the addresses of its PF are not known here"
     try:
-        number = 0
-        if numbers is not None and ":" not in plan.prefix:
-            number = _agreed(plan, rail, pf or (), numbers.of.get(name))
-        address = plan.address(rail, vf.vf_index, pf=pf or (), mac=vf.mac, given=number)
+        given = _agreed(plan, rail, pf or (), name, numbers)
+        address = plan.address(rail, vf.vf_index, pf=pf or (), mac=vf.mac, given=given)
     except AddressPlanError as error:
         return None, str(error)
     if (owner := taken.get(address.ip)) is not None:
@@ -164,11 +151,14 @@ def _address(
     return str(address), ""
 
 
-<<<<<<< HEAD
-def _agreed(plan: AddressPlan, rail: int, pf: Iterable[VfAddress], given: RailNumber | None) -> int:
-    """The number of this node on a rail that the controller has written for it: no other node has it. Raises
-    ``AddressPlanError``."""
-    prefix, own = plan.of(rail), plan.node_number(rail, pf)
+def _agreed(
+    plan: AddressPlan, rail: int, pf: Iterable[VfAddress], name: str, numbers: GivenNumbers | None
+) -> int:
+    """The number of this node on a rail that the controller has written for it: no other node has it. 0: it is not
+    asked. Raises ``AddressPlanError``."""
+    if numbers is None or ":" in plan.prefix:
+        return 0
+    prefix, own, given = plan.of(rail), plan.node_number(rail, pf), numbers.of.get(name)
     if given is None or given.prefix != str(prefix) or own not in (0, given.number):
         known = f"the number {own} of this node" if own else "a number for this node"
         raise AddressPlanError(
@@ -181,7 +171,8 @@ def _agreed(plan: AddressPlan, rail: int, pf: Iterable[VfAddress], given: RailNu
             "another address"
         )
     return given.number
-=======
+
+
 def _share_address(
     plan: AddressPlan | None,
     number: int,
@@ -189,13 +180,16 @@ def _share_address(
     pf: Iterable[VfAddress] | None,
     mac: str,
     taken: Mapping[IPv4Address | IPv6Address, str],
+    name: str,
+    numbers: GivenNumbers | None,
 ) -> tuple[str | None, str]:
     if plan is None:
         return None, ""
     if pf is None and ":" not in plan.prefix:
         return None, "the addresses of its PF are not known here"
     try:
-        address = plan.share_address(rail, number, pf=pf or (), mac=mac)
+        given = _agreed(plan, rail, pf or (), name, numbers)
+        address = plan.share_address(rail, number, pf=pf or (), mac=mac, given=given)
     except AddressPlanError as error:
         return None, str(error)
     if (owner := taken.get(address.ip)) is not None:
@@ -204,7 +198,6 @@ def _share_address(
             f"rail {rail}: {address.ip}, which the plan gives share {number}, is the address of {owner}",
         )
     return str(address), ""
->>>>>>> main
 
 
 def route_gateways(routes: str | None = None) -> tuple[IPv4Address, ...]:

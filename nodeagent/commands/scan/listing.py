@@ -221,15 +221,11 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
         return None
     rails = {device: int(name.removeprefix("nic")) for device, name in view.nics.items()}
     gateways = () if addresses is None else route_gateways()
-<<<<<<< HEAD
     given = None
     if config.attach.numbers and addresses is not None:
         given = read_given_numbers(Tree(Path("/")).path(config.health.state_directory))
-    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, given)
-=======
     offered = [devices for _, of_resource in view.resources for devices in of_resource]
-    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, offered)
->>>>>>> main
+    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, offered, given)
 
 
 def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:

@@ -74,14 +74,11 @@ class PlanWriter:
         self._inventory.publish(_SOURCE, node_numbers=node_numbers(self._settings, rails, self._addresses))
         try:
             gateways = await self._calls.run(route_gateways)
-<<<<<<< HEAD
             given = None
             if self._settings.numbers:
                 given = await self._calls.run(read_given_numbers, self._folder)
-            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, given)
-=======
-            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, self._offered())
->>>>>>> main
+            offered = self._offered()
+            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, offered, given)
             if await self._calls.run(write_attach_plan, self._folder, plan):
                 log.info("The plan for netdevs in pods was written. vfs=%d", len(plan.vfs))
         except OSError as error:

@@ -238,7 +238,7 @@ def test_with_numbers_a_vf_gets_an_address_by_the_number_that_the_controller_has
 ) -> None:
     """So no pod has an address before the controller knows that no other node has the number."""
     pfs = {} if pf is None else {PF: (ip_interface(pf),)}
-    (planned,) = attach_plan(GIVEN, node(vf()), RAILS, pfs, (), said or NOTHING_GIVEN).vfs.values()
+    (planned,) = attach_plan(GIVEN, node(vf()), RAILS, pfs, numbers=said or NOTHING_GIVEN).vfs.values()
     assert planned.address == address
     assert why in planned.refusal
     assert bool(planned.refusal) == bool(why)
@@ -250,7 +250,7 @@ def test_the_address_of_a_partner_on_another_node_is_given_to_no_vf() -> None:
         rails=(RailList(rail="nic3", answer=(partner,)),),
         numbers=(RailNumber(rail="nic3", prefix="10.103.0.0/16", number=7),),
     )
-    (planned,) = attach_plan(GIVEN, node(vf()), RAILS, {}, (), given_numbers(spec)).vfs.values()
+    (planned,) = attach_plan(GIVEN, node(vf()), RAILS, {}, numbers=given_numbers(spec)).vfs.values()
     assert planned.address is None
     assert "is the address of nic3 of the node gpu-9" in planned.refusal
 
