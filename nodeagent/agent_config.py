@@ -93,7 +93,7 @@ class Config(Settings, frozen=True, kw_only=True):
     resources: Annotated[
         tuple[ResourceSettings, ...],
         setting(
-            "Resources offered to the kubelet: entries of kind vf, gpu-mem, mig or gpu.",
+            "Resources offered to the kubelet: entries of kind vf, nic, gpu-mem, mig or gpu.",
             max_length=ENTRIES_MAX,
             example=EXAMPLE_GPU,
         ),

@@ -33,7 +33,7 @@ from nodeagent.health.service import HealthService
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Rails
-from nodeagent.kinds.resource_settings import ResourceSettings, vf_entries
+from nodeagent.kinds.resource_settings import ResourceSettings, network_entries
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.sharing.gpu_sharing import GpuSharing
 
@@ -92,7 +92,7 @@ def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess 
 
 async def reported_rails(node_access: NodeAccess, resources: Iterable[ResourceSettings]) -> Rails:
     """Return the rails of this node's report; none if no resource has rails, or without an answer in some seconds."""
-    if not vf_entries(resources):
+    if not network_entries(resources):
         return ()
     from nodeagent.cluster.node_report import read_rails
 

@@ -8,8 +8,10 @@ combinations of those before it. The GPU is first, then the VF beside it, then t
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from nodeagent.console.options import GOOD, USAGE, Add
@@ -19,6 +21,8 @@ NICS_MAX = 8
 _MEMORY = re.compile(r"([1-9][0-9]{0,6})(Gi|Mi|)")
 _PROFILE = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]{0,4}gb([-+][a-z.]{1,12})?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
+EXAMPLE_IMAGE = "REGISTRY/training:1"
 _PLAIN = re.compile(r"-[a-df-z]")
 """A hyphen before a letter other than e: no boolean, number or date of YAML has this."""
 NEAR_BY = {"pcie-root": "resource.kubernetes.io/pcieRoot", "numa-node": "resource.kubernetes.io/numaNode"}
@@ -64,6 +68,13 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--name", help="name of the template and of the pod; default: derived from the request"
     )
+    parser.add_argument("--image", help="image of the container; default: a name that you replace")
+    parser.add_argument(
+        "command",
+        nargs="*",
+        metavar="COMMAND",
+        help="what the container runs, with its arguments; put -- before it if an argument begins with a hyphen",
+    )
 
 
 def _claim(options: argparse.Namespace) -> int:
@@ -76,6 +87,8 @@ def _claim(options: argparse.Namespace) -> int:
             name=options.name,
             near_by=options.near_by,
             mig=options.mig,
+            image=options.image,
+            command=options.command,
         )
     except ClaimError as error:
         print(f"nodeagent claim: {error}", file=sys.stderr)
@@ -90,7 +103,8 @@ class ClaimError(ValueError):
 
 class ClaimRequest(NamedTuple):
     """``memory`` is a quantity, ``mig`` a profile; both are empty for no GPU. With ``near`` the GPU and one VF have the
-    same value of the attribute ``NEAR_BY[near_by]``; ``near_rail`` is the rail of that VF, ``None``: any."""
+    same value of the attribute ``NEAR_BY[near_by]``; ``near_rail`` is the rail of that VF, ``None``: any. The container
+    has the ``image`` and runs ``command``, or what the image runs if it is empty."""
 
     memory: str
     nics: int
@@ -99,6 +113,8 @@ class ClaimRequest(NamedTuple):
     name: str
     near_by: str = "pcie-root"
     mig: str = ""
+    image: str = ""
+    command: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> str:
@@ -116,8 +132,11 @@ class ClaimRequest(NamedTuple):
         name: str | None,
         near_by: str | None = None,
         mig: str | None = None,
+        image: str | None = None,
+        command: Sequence[str] = (),
     ) -> ClaimRequest:
-        """Raises ``ClaimError``. ``near_by`` implies ``near``; ``None`` is ``pcie-root``."""
+        """Raises ``ClaimError``. ``near_by`` implies ``near``; ``None`` is ``pcie-root``. Without an ``image`` the pod
+        has the one of ``EXAMPLE_IMAGE``, and no command."""
         match = _MEMORY.fullmatch(memory) if memory is not None else None
         if memory is not None and match is None:
             raise ClaimError(f"--gpu-mem {memory} is no amount of memory; write 40 (GiB), 40Gi or 10240Mi")
@@ -136,7 +155,15 @@ class ClaimRequest(NamedTuple):
         quantity = f"{match[1]}{match[2] or 'Gi'}" if match else ""
         if name is not None and not _NAME.fullmatch(name):
             raise ClaimError(f"--name {name!r} is no name of an object: use a-z, 0-9 and -")
-        made = cls(quantity, nics, near, near_rail, name or "", near_by, mig or "")
+        if image is not None and not _IMAGE.fullmatch(image):
+            raise ClaimError(
+                f"--image {image!r} is no name of an image; write busybox or REGISTRY/training:1"
+            )
+        if command and image is None:
+            raise ClaimError(f"{command[0]!r} is a command for the container, which needs --image")
+        made = cls(
+            quantity, nics, near, near_rail, name or "", near_by, mig or "", image or "", tuple(command)
+        )
         return made if name else made._replace(name=_name(made))
 
     @property
@@ -218,7 +245,8 @@ def _pod(request: ClaimRequest) -> list[str]:
         f"    resourceClaimTemplateName: {_scalar(request.name)}",
         "  containers:",
         "  - name: main",
-        "    image: REGISTRY/training:1",
+        f"    image: {json.dumps(request.image) if request.image else EXAMPLE_IMAGE}",
+        *([f"    command: {json.dumps(request.command)}"] if request.command else []),
         "    resources:",
         "      claims:",
         "      - name: devices",

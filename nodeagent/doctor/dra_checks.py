@@ -14,7 +14,7 @@ from nodeagent.doctor.reads import version
 from nodeagent.dra import DRIVER
 from nodeagent.dra.devices import GPU, NIC
 from nodeagent.facts.model import Snapshot
-from nodeagent.kinds.resource_settings import memory_entries, vf_entries
+from nodeagent.kinds.resource_settings import memory_entries, network_entries
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import RESOURCE_SLICES, Json, Resource, metadata
 from nodeagent.kube.server_version import server_version
@@ -274,7 +274,7 @@ def _offered_by_drivers(devices: tuple[ForeignDevice, ...], hardware: Mapping[st
 
 def _names(device: PublishedDevice, config: Config) -> Iterator[str]:
     """The names after the slash under which a device plugin of nodeagent offers this hardware."""
-    vfs = [entry.name for entry in vf_entries(config.resources)]
+    vfs = [entry.name for entry in network_entries(config.resources)]
     slices = [entry.name for entry in memory_entries(config.resources)]
     names, field = {NIC: (vfs, "{rail}"), GPU: (slices, "{gpu}")}.get(device.kind, ([], ""))
     for template in names:

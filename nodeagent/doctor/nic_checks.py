@@ -28,6 +28,7 @@ from nodeagent.host.sysfs import NET, SysfsError, Tree
 from nodeagent.kinds.hardware_selection import offers_vfs_of, selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import (
+    network_entries,
     vf_entries,
 )
 from nodeagent.kinds.vf import suits
@@ -46,13 +47,13 @@ NICS_TOPIC = Topic(
         "sriov_absent": Advice(
             "VFs need a PF with an SR-IOV capability. Firmware may hide it.",
             "enable SR-IOV in the machine's firmware and in the NIC's (mlxconfig: SRIOV_EN=1, NUM_OF_VFS) "
-            "and reboot; without VFs remove the vf entry from `resources`",
+            "and reboot; without VFs offer the NICs as a whole, with `kind: nic` in place of `kind: vf` in `resources`",
         ),
         "sriov_guest": Advice(
             "This is a virtual machine: its NICs are functions that the host passes through, and VFs are made on the "
             "host. Nothing in the guest changes the card's firmware.",
-            "remove the vf entries from `resources` of the pool of virtual machines; its GPUs, links and their health "
-            "are as elsewhere. Attach the NICs to pods with the CNI plugin host-device",
+            "offer the NICs as a whole: `kind: nic` in place of `kind: vf` in `resources` of the pool of virtual "
+            "machines (docs/rails.md). VFs, link modes and the firmware's LLDP agent are the host's",
         ),
         "vfs_none": Advice(
             "The configuration offers VFs, but none exist: this node does not have the resource.",
@@ -191,6 +192,11 @@ class NicFacts:
     def pfs(self) -> list[Function]:
         return [function for function in self.facts.functions if function.parent is None]
 
+    @property
+    def hosted(self) -> list[Function]:
+        """The functions that the host of this virtual machine has passed through: their firmware is the host's."""
+        return [pf for pf in self.pfs if self.facts.guest and pf.total_vfs is None]
+
 
 async def read_nics(target: Target) -> NicFacts:
     tree = target.tree
@@ -274,8 +280,10 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
     if not able:
         if wants:
             what = f"none of {count(len(nics.pfs), 'PF')} has an SR-IOV capability"
-            guest = nics.facts.guest
-            yield NICS_TOPIC.note("sriov_guest", what) if guest else NICS_TOPIC.note("sriov_absent", what)
+            if nics.facts.guest:
+                yield NICS_TOPIC.note("sriov_guest", "; ".join((what, *_whole(nics))))
+            else:
+                yield NICS_TOPIC.note("sriov_absent", what)
         return
     made, possible = sum(pf.num_vfs or 0 for pf in able), sum(pf.total_vfs or 0 for pf in able)
     yield NICS_TOPIC.ok(
@@ -285,15 +293,26 @@ def _sriov(nics: NicFacts, config: Config) -> Iterator[Finding]:
         yield NICS_TOPIC.warn("vfs_none", f"no VFs on {shortened_list(_names(able))}")
 
 
+def _whole(nics: NicFacts) -> Iterator[str]:
+    """Yield which NICs of a guest can be offered as a whole, and which the guest needs itself."""
+    routed = {link.pci_address for link in nics.facts.links if link.default_route}
+    free, kept = ([pf for pf in nics.hosted if (pf.pci_address in routed) is own] for own in (False, True))
+    if free:
+        yield f"as a whole can be offered: {shortened_list(_names(free))}"
+    if kept:
+        yield f"the host keeps {shortened_list(_names(kept))} (default route)"
+
+
 def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
     routed = {link.pci_address for link in nics.facts.links if link.default_route}
-    entries = vf_entries(config.resources)
+    entries = network_entries(config.resources)
+    whole = any(entry.whole for entry in entries)
     links = {link.pci_address: link for link in nics.facts.links}
     left = [
         pf
         for pf in nics.pfs
         if pf.pci_address in routed
-        and pf.total_vfs
+        and (pf.total_vfs or whole)
         and not any(offers_vfs_of(entry, pf, links[pf.pci_address]) for entry in entries)
     ]
     if left:
@@ -377,7 +396,7 @@ def _vfs_are(vfs: list[Function], what: str) -> str:
 
 def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
     if not nics.iommu_groups:
-        vfio = any(entry.vf_driver == "vfio-pci" for entry in vf_entries(config.resources)) or any(
+        vfio = any(entry.vf_driver == "vfio-pci" for entry in network_entries(config.resources)) or any(
             entry.driver == "vfio-pci" for entry in config.vfs
         )
         if nics.facts.guest and not vfio:
@@ -400,8 +419,12 @@ def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:
 
 
 def _hardware(nics: NicFacts) -> Iterator[Finding]:
-    for _, sentence in ports_in_another_mode(nics.pfs, nics.facts.links, nics.facts.gpus):
-        yield NICS_TOPIC.warn("link_mode_differs", sentence)
+    hosted = {pf.pci_address for pf in nics.hosted}
+    for pf, sentence in ports_in_another_mode(
+        nics.pfs, nics.facts.links, nics.facts.gpus, guest=nics.facts.guest
+    ):
+        remedy = "set the mode on the host of this virtual machine" if pf.pci_address in hosted else ""
+        yield NICS_TOPIC.warn("link_mode_differs", sentence, remedy)
     bare = [pf for pf in nics.pfs if pf.rdma is not None and pf.netdev is None and not pf.missing]
     if bare:
         optics = [rule.key for rule in NIC_RULES if rule.key.startswith("optics_")]
@@ -438,8 +461,9 @@ def _rdma(nics: NicFacts, config: Config) -> Iterator[Finding]:
     alone = [pf for pf in mute if pf.pci_address not in shared]
     if alone:
         yield NICS_TOPIC.note("rdma_missing", f"no RDMA device on {shortened_list(_names(alone))}")
-    offers = bool(vf_entries(config.resources))
-    able = any(vf.rdma is not None for vf in nics.facts.functions if vf.parent is not None)
+    entries = network_entries(config.resources)
+    offers, whole = bool(entries), any(entry.whole for entry in entries)
+    able = any(it.rdma is not None for it in nics.facts.functions if it.parent is not None or whole)
     if offers and able and not nics.rdma_cm:
         yield NICS_TOPIC.warn(
             "rdma_cm_missing", f"the host has no {RDMA_CM}: the module rdma_ucm is not loaded"
@@ -460,10 +484,11 @@ def _lag_device(pf: Function, nics: NicFacts) -> str | None:
 
 
 def _firmware(nics: NicFacts, config: Config, heard: Collection[str]) -> Iterator[Finding]:
+    own = [pf for pf in nics.pfs if pf not in nics.hosted]
     for driver, (flag, bad) in _FLAG.items():
         speaking = [
             pf
-            for pf in nics.pfs
+            for pf in own
             if pf.driver == driver and pf.netdev and nics.flags.get(pf.netdev, {}).get(flag) is bad
         ]
         if speaking:
@@ -475,7 +500,7 @@ def _firmware(nics: NicFacts, config: Config, heard: Collection[str]) -> Iterato
             )
     unknown = [
         pf
-        for pf in nics.pfs
+        for pf in own
         if pf.link_type == "ethernet"
         and pf.netdev not in heard
         and (pf.driver in _MUTE or (pf.driver in _FLAG and pf.netdev not in nics.flags))

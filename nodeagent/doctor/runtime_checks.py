@@ -20,7 +20,7 @@ from nodeagent.facts import cdi
 from nodeagent.facts.model import Gpu
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.kinds.resource_settings import (
-    vf_entries,
+    network_entries,
 )
 from nodeagent.sources.host_paths import CDI_FOLDERS, VENDOR_KIND, parsed
 
@@ -318,7 +318,7 @@ def runtime_findings(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -
 
 def _cdi_on(readable: Iterable[RuntimeSettings], config: Config) -> Iterator[Finding]:
     writes = config.cdi.generate or any(
-        entry.device_list_strategy == "cdi" for entry in vf_entries(config.resources)
+        entry.device_list_strategy == "cdi" for entry in network_entries(config.resources)
     )
     for runtime in readable:
         if runtime.cdi is False:

@@ -1,4 +1,5 @@
-"""PFs whose VFs are shared by claims: a device has the capacity ``vfs``, or is one VF (``vfDevices``). Pure.
+"""PFs whose VFs are shared by claims: a device has the capacity ``vfs``, or is one VF (``vfDevices``). A NIC as a whole
+is a device for one claim. Pure.
 
 With one device for each VF Multus finds the VF of a claim, but the scheduler tries all combinations of VFs
 (``docs/dra.md``). A PF without a sound VF has the health of its first one.
@@ -31,7 +32,8 @@ from nodeagent.kinds.vf import VfPool
 class PfDevice(DraDevice, frozen=True):
     """A PF whose VFs are shared by claims. ``kind`` is the pool of its VFs alone, ``vfs`` are their PCI addresses.
 
-    ``rail`` is ``None`` if the entry's name has no ``{rail}``. ``vf``: this one VF is the device, for one claim.
+    ``rail`` is ``None`` if the entry's name has no ``{rail}``. ``vf``: this one VF is the device, for one claim; a NIC
+    as a whole is its own.
     """
 
     name: str
@@ -87,7 +89,8 @@ class PfDevice(DraDevice, frozen=True):
         return {
             "kind": self.pool,
             "pciAddress": function.pci_address,
-            PF_ADDRESS: pf.pci_address if vf is not None else None,
+            PF_ADDRESS: vf.parent if vf is not None else None,
+            "whole": self.kind.whole,
             "vfIndex": vf.vf_index if vf is not None else None,
             "product": f"{pf.vendor}:{pf.device}",
             "rail": self.rail,
@@ -152,8 +155,10 @@ class PfDevice(DraDevice, frozen=True):
 def pf_devices(
     kind: VfPool, rails: Mapping[str, int], snapshot: Snapshot, *, vf_devices: bool
 ) -> list[PfDevice]:
-    """Return the PFs of an entry that have VFs to offer, or their VFs. ``rails``: the rail of each PF by PCI address,
-    if the entry's name has it."""
+    """Return the NICs of an entry as a whole, its PFs that have VFs to offer, or their VFs.
+
+    ``rails``: the rail of each PF by PCI address, if the entry's name has it.
+    """
     functions = {function.pci_address: function for function in snapshot.functions}
     devices = []
     for address in sorted(kind.pfs):
@@ -164,7 +169,9 @@ def pf_devices(
         pf = functions.get(address)
         if pf is None or not vfs:
             continue
-        if vf_devices:
+        if kind.whole:
+            devices.append(PfDevice(_whole_name(address), pf, pool, vfs, rail, pf))
+        elif vf_devices:
             devices += [PfDevice(_vf_name(vf), pf, pool, (vf,), rail, functions[vf]) for vf in vfs]
         else:
             health = _with_vfs(pf.health, [functions[vf].health for vf in vfs])
@@ -180,6 +187,15 @@ def pf_name(pci_address: str) -> str:
     'nic-0000-18-00-0'
     """
     return dns_label("nic-" + re.sub(r"[:.]", "-", pci_address))
+
+
+def _whole_name(pci_address: str) -> str:
+    """Return another name than that of the PF with VFs: a claim on the one is none on the other.
+
+    >>> _whole_name("0000:18:00.0")
+    'whole-0000-18-00-0'
+    """
+    return dns_label("whole-" + re.sub(r"[:.]", "-", pci_address))
 
 
 def _vf_name(pci_address: str) -> str:

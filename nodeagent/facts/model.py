@@ -541,6 +541,21 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
         return self._vfs_without(routed)
 
     @cached_property
+    def whole_nics(self) -> Mapping[str, Function]:
+        """The NICs that one container may have as a whole, by PCI address: functions of no PF that this machine shows,
+        without VFs. No NIC with the default route. A missing one stays."""
+        divided = {function.parent for function in self.functions if not function.missing}
+        routed = {link.pci_address for link in self.links if link.default_route}
+        return {
+            function.pci_address: function
+            for function in self.functions
+            if function.parent is None
+            and not function.num_vfs
+            and function.pci_address not in divided
+            and function.pci_address not in routed
+        }
+
+    @cached_property
     def holders(self) -> Mapping[str, Mapping[str, Holding]]:
         """The holdings of pods by the PCI address or UUID that a device ID begins with, then by resource: one of
         each."""

@@ -18,10 +18,14 @@ _MODES = {INFINIBAND: 1, ETHERNET: 2}
 
 
 def ports_in_another_mode(
-    functions: Iterable[Function], links: Iterable[Link], gpus: Iterable[Gpu | GpuFunction]
+    functions: Iterable[Function],
+    links: Iterable[Link],
+    gpus: Iterable[Gpu | GpuFunction],
+    *,
+    guest: bool = False,
 ) -> tuple[tuple[Function, str], ...]:
     """Return each PF without a link whose mode is not that of all other NICs of its model and role, at least three of
-    which have a link, and what to do."""
+    which have a link, and what to do. ``guest``: the machine is a virtual one, whose host has the firmware."""
     pfs = [it for it in functions if it.parent is None and it.link_type in _MODES and not it.missing]
     active = {link.pci_address for link in links if link.carrier}
     of_role = roles(pfs, gpus)
@@ -37,19 +41,19 @@ def ports_in_another_mode(
         if pf.pci_address in active or len(modes) != 1 or pf.link_type in modes or working < _ALIKE_MIN:
             continue
         (mode,) = modes
-        found.append((pf, _sentence(pf, str(mode), len(others))))
+        found.append((pf, _sentence(pf, str(mode), len(others), hosted=guest and pf.total_vfs is None)))
     return tuple(found)
 
 
-def _sentence(pf: Function, mode: str, others: int) -> str:
+def _sentence(pf: Function, mode: str, others: int, *, hosted: bool) -> str:
     words = {INFINIBAND: "InfiniBand", ETHERNET: "Ethernet"}
     port = int(pf.pci_address[-1]) + 1
     name = f"{pf.pci_address} ({pf.netdev})" if pf.netdev else pf.pci_address
     remedy = (
         f"mlxconfig -d {pf.pci_address} set LINK_TYPE_P{port}={_MODES[mode]} and reset the NIC (mlxfwreset), or reboot"
-        if pf.driver in ("mlx5_core", "mlx4_core")
+        if pf.driver in ("mlx5_core", "mlx4_core") and not hosted
         else "set the mode in the firmware of the NIC"
-    )
+    ) + (", on the host of this virtual machine" if hosted else "")
     return (
         f"{name} is in {words[pf.link_type or '']} mode and has no link, and the other {others} NICs of its model are "
         f"in {words[mode]} mode: {remedy}"

@@ -99,6 +99,8 @@ class NicState(JudgedDevice):
         self.best_mbps: float | None = None
         self.unused = False
         """Unused by configuration."""
+        self._was_away = False
+        """A pod has had its netdev, which has not been set up since."""
         self.failed_since: dict[str, float] = {}
         """Since when the PF, and each VF by a fault of its own, has failed; by PCI address."""
 
@@ -117,6 +119,9 @@ class NicState(JudgedDevice):
         self.function, self.link, self.reasons = function, link, faults
         self._faults = frozenset(reason.key for reason in faults)
         self.netdev = link.netdev if link is not None else self.netdev
+        self._was_away = self.away or (self._was_away and (link is None or not link.admin_up))
+        if self._was_away:
+            self.losses.explain(now)
         self._note_settings(now)
 
     def take_sample(self, sample: Sample) -> bool:
@@ -128,6 +133,8 @@ class NicState(JudgedDevice):
         if on_link:
             self._note_settings(sample.at)
         lost = self.losses.take(sample, added, counted, self.history, self._now)
+        if self._was_away:
+            self.losses.explain(max(sample.at, self._now))
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
             lost = True
             self._train_again(sample.at)
@@ -169,12 +176,12 @@ class NicState(JudgedDevice):
     @property
     def _up(self) -> tuple[bool | None, bool | None]:
         """Whether the link has carrier, and whether it is admin up."""
-        if self._has_fault(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
+        if self.away or self._has_fault(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
             return None, None
         read = self._sampled if self._has_fault(Fault.LINK_UNSEEN) else self._not_overruled
         admin_up = False if self._has_fault(Fault.ADMIN_DOWN) else read("admin_up")
         if admin_up is False:
-            return None, admin_up
+            return None, None if self._was_away else admin_up
         return False if self._has_fault(Fault.CARRIER_DOWN) else read("carrier"), admin_up
 
     @property
@@ -234,6 +241,12 @@ class NicState(JudgedDevice):
     def idle(self) -> bool:
         """It has no link, and none is expected."""
         return False in self._up and not self.watched and (not self.once_up or self.unused)
+
+    @property
+    def away(self) -> bool:
+        """Its netdev is in another network namespace: a pod has the NIC as a whole. Who moves a netdev sets it down, so
+        the last values tell nothing."""
+        return self.link is None and self.function.netdev is None and not self.gone
 
     @property
     def link_unknown(self) -> bool:
@@ -310,6 +323,8 @@ class NicState(JudgedDevice):
         """Apply all rules."""
         context = self.context
         self.expected_mbps = context.expected_mbps or self.best_mbps
+        if self._was_away:
+            self.holds.pop(Fault.ADMIN_DOWN, None)
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
         self.losses.end_explained(self._rules, self.holds)

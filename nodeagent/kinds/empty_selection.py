@@ -10,14 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from nodeagent.facts.model import Function, Gpu, Link, Snapshot
 from nodeagent.kinds import named
 from nodeagent.kinds.hardware_selection import matches, offers_vfs_of, selected_gpus, selected_pf
-from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, GpuSelect, PfSelect, VfResource
+from nodeagent.kinds.resource_settings import (
+    GpuMemResource,
+    GpuResource,
+    GpuSelect,
+    NetworkResource,
+    PfSelect,
+)
 
 _NEAR_MIN = 3
 """Characters of a netdev's name that make it similar to a longer one: ``enp24s0`` and ``enp24s0np0``."""
 
 
-def why_no_vfs(entry: VfResource, snapshot: Snapshot) -> str:
-    """Return why no PF of this machine is one whose VFs the entry offers."""
+def why_no_functions(entry: NetworkResource, snapshot: Snapshot) -> str:
+    """Return why no NIC of this machine is one that the entry offers, whole or in VFs."""
     select = entry.select
     pfs = [function for function in snapshot.functions if function.parent is None]
     if not pfs:
@@ -27,15 +33,26 @@ def why_no_vfs(entry: VfResource, snapshot: Snapshot) -> str:
     chosen = [pf for pf in pfs if selected_pf(select, pf)]
     if not chosen:
         return f"no NIC matches all lists of select, and none of select.exclude: there are {_pfs(pfs)}"
+    links = {link.pci_address: link for link in snapshot.links}
+    if entry.whole:
+        left = [pf for pf in chosen if offers_vfs_of(entry, pf, links.get(pf.pci_address))]
+        if not left:
+            return _left_out(entry, chosen, links)
+        return (
+            f"{_pfs(left)} {_have(left)} VFs, or gets some by the section vfs, so that it is not offered whole: kind "
+            "vf offers its VFs"
+        )
     able = [pf for pf in chosen if pf.total_vfs]
     if not able and snapshot.guest:
         return (
             f"{_pfs(chosen)} {_have(chosen)} no SR-IOV: this is a virtual machine, its host makes the VFs and passes "
-            "them through whole. Leave the entry out here"
+            "them through whole. Offer them with kind nic"
         )
     if not able:
-        return f"{_pfs(chosen)} {_have(chosen)} no SR-IOV: switch it on in the firmware of the card and in the BIOS"
-    links = {link.pci_address: link for link in snapshot.links}
+        return (
+            f"{_pfs(chosen)} {_have(chosen)} no SR-IOV: switch it on in the firmware of the card and in the BIOS, or "
+            "offer the NICs as a whole with kind nic"
+        )
     offered = [pf for pf in able if offers_vfs_of(entry, pf, links.get(pf.pci_address))]
     if not offered:
         return _left_out(entry, able, links)
@@ -130,15 +147,17 @@ def _devices(wanted: Sequence[str], pfs: Sequence[Function], vfs: Sequence[Funct
     return f"no NIC has a device ID of select.devices {_listed(wanted)}: there are {_listed(pf.device for pf in pfs)}"
 
 
-def _left_out(entry: VfResource, chosen: Sequence[Function], links: dict[str, Link]) -> str:
+def _left_out(entry: NetworkResource, chosen: Sequence[Function], links: dict[str, Link]) -> str:
     select = entry.select
     routed = [
         pf
         for pf in chosen
         if (link := links.get(pf.pci_address)) is not None
         and link.default_route
-        and not (link.bonded and select.default_route == "bond")
+        and not (link.bonded and select.over_bonds)
     ]
+    if routed and entry.whole:
+        return f"the default route of the host goes through {_pfs(routed)}, and such a NIC is never offered whole"
     if routed:
         return (
             f"the default route of the host goes through {_pfs(routed)}, so none of its VFs is offered "

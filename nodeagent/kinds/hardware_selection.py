@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from nodeagent.config.formats import index_range
 from nodeagent.facts.model import Function, Gpu, Link
-from nodeagent.kinds.resource_settings import GpuSelect, PfSelect, VfResource
+from nodeagent.kinds.resource_settings import GpuSelect, NetworkResource, PfSelect
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -59,19 +59,21 @@ def literal_addresses(select: PfSelect) -> tuple[str, ...]:
 
 
 def offers_vfs_of(
-    entry: VfResource,
+    entry: NetworkResource,
     function: Function,
     link: Link | None = None,
     unread: Collection[str] = (),
     *,
     doubt: bool = False,
 ) -> bool:
-    """Whether an entry offers the VFs of a PF. Without a ``link`` its last values decide. ``unread`` and ``doubt``: see
-    ``selected_pf``."""
+    """Whether an entry offers the VFs of a PF, or the PF as a whole, as far as its VFs leave it.
+
+    Without a ``link`` its last values decide. ``unread`` and ``doubt``: see ``selected_pf``.
+    """
     select = entry.select
     # A link that is down has no speed; it stays selected, and its health shows that it is down.
     speed = link.speed_mbps if link is not None else None
-    routed = link is not None and link.default_route and not (link.bonded and select.default_route == "bond")
+    routed = link is not None and link.default_route and not (link.bonded and select.over_bonds)
 
     def met(field: str, is_met: bool) -> bool:
         return doubt if field in unread else is_met

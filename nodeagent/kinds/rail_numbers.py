@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from nodeagent.facts.card_identity import card_identity
 from nodeagent.facts.model import Function, Link
-from nodeagent.kinds.resource_settings import VfResource, VfSelect
+from nodeagent.kinds.resource_settings import NetworkResource, NicSelect, VfSelect
 
 
 class Rail(msgspec.Struct, frozen=True):
@@ -71,12 +71,12 @@ share it under any names, and another selection numbers its NICs from the start.
 Numbering = Mapping[Selection, Rails]
 
 
-def selection(entry: VfResource) -> Selection:
+def selection(entry: NetworkResource) -> Selection:
     return _as_json(entry.select)
 
 
 @lru_cache
-def _as_json(select: VfSelect) -> str:
+def _as_json(select: NicSelect) -> str:
     default = VfSelect()
     settings = {
         name: getattr(select, field)

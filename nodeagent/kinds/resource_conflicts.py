@@ -22,6 +22,8 @@ from nodeagent.kinds.resource_settings import (
     GpuSelect,
     MigResource,
     Mode,
+    NetworkResource,
+    NicSelect,
     PfSelect,
     ResourceSettings,
     VfResource,
@@ -47,10 +49,10 @@ def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) ->
 
 def expect_conflicts(expect: ExpectSettings, resources: Sequence[Placed]) -> Iterator[Conflict]:
     """Numbers of devices that no entry of ``resources`` can offer. Paths are below ``expect``."""
-    vfs = any(isinstance(entry, VfResource) for _, entry in resources)
-    if expect.nics is not None and not vfs:
-        yield Conflict((("nics",),), "no entry of resources is of kind vf, so no NIC is ever offered")
-    if expect.gpus is not None and all(isinstance(entry, VfResource) for _, entry in resources):
+    nics = any(entry.source == "pci" for _, entry in resources)
+    if expect.nics is not None and not nics:
+        yield Conflict((("nics",),), "no entry of resources is of kind vf or nic, so no NIC is ever offered")
+    if expect.gpus is not None and all(entry.source == "pci" for _, entry in resources):
         yield Conflict(
             (("gpus",),), "no entry of resources is of kind gpu-mem or gpu, so no GPU is ever offered"
         )
@@ -150,7 +152,7 @@ def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
     divided: list[tuple[Path, GpuSelect]] = []  # an entry of slices leaves the GPUs in MIG mode out
     for path, entry in resources:
         if (
-            isinstance(entry, VfResource)
+            isinstance(entry, NetworkResource)
             or (isinstance(entry, MigResource) and entry.mode != "dra")
             or (isinstance(entry, GpuResource) and entry.select == GpuSelect())
         ):
@@ -183,36 +185,37 @@ def _shared_gpus(a: GpuSelect, b: GpuSelect) -> str | None:
 
 
 def _vf_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
-    before: list[tuple[Path, VfResource]] = []
+    before: list[tuple[Path, NetworkResource]] = []
     for path, entry in resources:
-        if not isinstance(entry, VfResource):
+        if not isinstance(entry, NetworkResource):
             continue
+        what, how, driver = ("NIC", "", "driver") if entry.whole else ("VF", ", select.vfIndexes", "vfDriver")
         for path_a, a in before:
-            if _shares_vfs(a, entry):
+            if a.whole == entry.whole and _shares_vfs(a, entry):
                 message = (
-                    f"a VF is offered twice: by {_named(path_a)} and by {_named(path)}; "
-                    "separate them by select, select.vfIndexes or vfDriver"
+                    f"a {what} is offered twice: by {_named(path_a)} and by {_named(path)}; "
+                    f"separate them by select{how} or {driver}"
                 )
-                paths = [(*place, key) for place in (path, path_a) for key in ("select", "vfDriver")]
+                paths = [(*place, key) for place in (path, path_a) for key in ("select", driver)]
                 yield Conflict(tuple(paths), message)
                 break
         before.append((path, entry))
 
 
-def _shares_vfs(a: VfResource, b: VfResource) -> bool:
-    """Whether both certainly select the same VFs, if they select any."""
+def _shares_vfs(a: NetworkResource, b: NetworkResource) -> bool:
+    """Whether both certainly select the same VFs or NICs, if they select any."""
     pfs_a, pfs_b = _pfs(a), _pfs(b)
     return (
         (a.vf_driver == b.vf_driver or "any" in (a.vf_driver, b.vf_driver))
-        and (pfs_a == pfs_b or VfSelect() in (pfs_a, pfs_b))
-        and _mask(a.select.vf_indexes) & _mask(b.select.vf_indexes) != 0
+        and (pfs_a == pfs_b or _selects_all(pfs_a) or _selects_all(pfs_b))
+        and _mask(getattr(a.select, "vf_indexes", ())) & _mask(getattr(b.select, "vf_indexes", ())) != 0
     )
 
 
 def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     """Entries of one kind with two modes, one PF in two entries, and GPUs that no claim can hand out."""
     first: dict[type, tuple[Path, Mode]] = {}
-    by_claim: list[tuple[Path, VfResource]] = []
+    by_claim: list[tuple[Path, NetworkResource]] = []
     for path, entry in resources:
         if isinstance(entry, GpuResource):
             continue
@@ -233,15 +236,26 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
                 yield Conflict(((*path, "deviceListStrategy"),), message)
         else:
             for path_b, other in by_claim:
-                if _pfs(other) == _pfs(entry) or VfSelect() in (_pfs(other), _pfs(entry)):
+                if other.whole != entry.whole:
+                    continue
+                mine, theirs = _pfs(entry), _pfs(other)
+                if mine == theirs or _selects_all(mine) or _selects_all(theirs):
                     message = f"with mode dra a PF is one device, and {_named(path_b)} selects PFs of this entry too"
                     yield Conflict(((*path, "select"), (*path_b, "select")), message)
                     break
             by_claim.append((path, entry))
 
 
-def _pfs(entry: VfResource) -> VfSelect:
-    return msgspec.structs.replace(entry.select, vf_indexes=())
+def _selects_all(select: NicSelect) -> bool:
+    return select in (VfSelect(), NicSelect())
+
+
+def _pfs(entry: NetworkResource) -> NicSelect:
+    return (
+        msgspec.structs.replace(entry.select, vf_indexes=())
+        if isinstance(entry, VfResource)
+        else entry.select
+    )
 
 
 def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Conflict]:

@@ -80,9 +80,13 @@ class PfSelect(Settings, frozen=True, kw_only=True):
     ] = ()
 
 
-class VfSelect(PfSelect, frozen=True, kw_only=True):
-    """Which VFs are offered: the VFs of all PFs that match. A PF with the default route matches by ``default_route``
-    alone, and is never offered itself."""
+class NicSelect(PfSelect, frozen=True, kw_only=True):
+    """Which NICs are offered as a whole: those that match, have no VFs, and do not carry the default route."""
+
+    misplaced: ClassVar[Mapping[str, str]] = OF_SRIOVDP | {
+        "vfIndexes": "kind nic offers NICs as a whole; VFs are kind vf",
+        "defaultRoute": "the NIC with the default route is never offered as a whole",
+    }
 
     min_speed_mbps: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)],
@@ -91,6 +95,19 @@ class VfSelect(PfSelect, frozen=True, kw_only=True):
     rdma: Annotated[
         bool | None, setting("true: only PFs with an RDMA device; false: only PFs without one; null: both.")
     ] = None
+
+    @property
+    def over_bonds(self) -> bool:
+        """Whether PFs match that carry the default route as ports of a bond."""
+        return False
+
+
+class VfSelect(NicSelect, frozen=True, kw_only=True):
+    """Which VFs are offered: the VFs of all PFs that match. A PF with the default route matches by ``default_route``
+    alone, and is never offered itself."""
+
+    misplaced: ClassVar[Mapping[str, str]] = OF_SRIOVDP
+
     default_route: Annotated[
         Literal["never", "bond"],
         setting(
@@ -102,6 +119,10 @@ class VfSelect(PfSelect, frozen=True, kw_only=True):
         tuple[IndexRange, ...],
         listed('VFs of each PF, as indexes and ranges: ["0-3", "7"]; empty: all VFs.'),
     ] = ()
+
+    @property
+    def over_bonds(self) -> bool:
+        return self.default_route == "bond"
 
 
 class GpuSelect(Settings, frozen=True, kw_only=True):
@@ -132,6 +153,11 @@ class ResourceEntry(Settings, frozen=True, kw_only=True):
     @property
     def vf_devices(self) -> bool:
         """Whether each VF is a device for claims."""
+        return False
+
+    @property
+    def whole(self) -> bool:
+        """Whether its devices are NICs as a whole."""
         return False
 
     @property
@@ -230,6 +256,68 @@ class VfResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag
     def told(self) -> tuple[Program, ...]:
         """The programs that are told, also by the former name of one of them."""
         return (*self.tell, "nccl") if self.nccl_ib_hca and "nccl" not in self.tell else self.tell
+
+    @property
+    def by_claim(self) -> bool:
+        return self.mode == "dra"
+
+
+class NicResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
+    """NICs as a whole: PFs without VFs, and functions that a guest got from its host. A device's ID is the PCI address
+    of the NIC."""
+
+    misplaced: ClassVar[Mapping[str, str]] = SELECTORS | {
+        "vfDriver": "here it is driver; VFs are kind vf",
+        "vfIndexes": "kind nic offers NICs as a whole; VFs are kind vf",
+        "needVhostNet": "here it is vhostNet",
+        **dict.fromkeys(
+            ("vendors", "devices", "drivers", "pciAddresses", "netdevs", "rdma", "linkTypes"),
+            "it is a list of select",
+        ),
+    }
+
+    source: ClassVar[str] = "pci"
+    pool: ClassVar[str] = "nic"
+    apart: ClassVar[str] = "separate the two resources by select or driver"
+
+    name: Annotated[
+        VfTemplate,
+        setting(
+            "As for vf: {rail} or {netdev} makes one resource for each NIC. An entry of kind vf with the same select "
+            "shares the numbers of the rails."
+        ),
+    ] = "nic{rail}"
+    select: Annotated[
+        NicSelect,
+        setting(
+            "Which NICs; without any list, all of them. A NIC with VFs, with VFs under vfs, or with the default route "
+            "is never offered."
+        ),
+    ] = NicSelect()
+    mode: Annotated[Mode, setting("As for vf. All entries of kind nic have one mode.")] = "devicePlugin"
+    tell: Annotated[tuple[Program, ...], listed("As for vf.")] = ()
+    driver: Annotated[
+        Literal["any", "netdevice", "vfio-pci", "rdma"],
+        setting("Which NICs count, as vfDriver of vf: by their driver, or by their RDMA device."),
+    ] = "any"
+    preferred: Annotated[
+        Literal["spread", "pack"], setting("As for vf, where several NICs share the resource.")
+    ] = "spread"
+    device_list_strategy: Annotated[Literal["nodes", "cdi"], setting("As for vf.")] = "nodes"
+    vhost_net: Annotated[bool, setting("As for vf.")] = False
+
+    @property
+    def whole(self) -> bool:
+        return True
+
+    @property
+    def vf_driver(self) -> Literal["any", "netdevice", "vfio-pci", "rdma"]:
+        """``driver``, by the name that it has for VFs."""
+        return self.driver
+
+    @property
+    def told(self) -> tuple[Program, ...]:
+        return self.tell
 
     @property
     def by_claim(self) -> bool:
@@ -398,13 +486,16 @@ class ExpectSettings(Settings, frozen=True, kw_only=True):
     nics: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=1024)] | None,
         setting(
-            "Fewest PFs whose VFs the resources must offer, missing ones not counted; with fewer the agent is not "
-            "ready. null: it is not ready only if PFs that a resource selects can have VFs and none is offered."
+            "Fewest NICs that the resources must offer, whole or in VFs, missing ones not counted; with fewer the "
+            "agent is not ready. null: it is not ready only if PFs that a resource selects can have VFs and none is "
+            "offered."
         ),
     ] = None
 
 
-ResourceSettings = VfResource | GpuMemResource | GpuResource | MigResource
+NetworkResource = VfResource | NicResource
+"""The entries whose devices are network functions, which have rails."""
+ResourceSettings = VfResource | NicResource | GpuMemResource | GpuResource | MigResource
 
 
 class OfferSettings(Settings, frozen=True, kw_only=True):
@@ -412,7 +503,7 @@ class OfferSettings(Settings, frozen=True, kw_only=True):
     add to a list, so a feature that concerns all entries sets it here."""
 
     mode: Annotated[
-        Mode | None, setting("`mode` of the entries of kind vf and gpu-mem; null: devicePlugin.")
+        Mode | None, setting("`mode` of the entries of kind vf, nic and gpu-mem; null: devicePlugin.")
     ] = None
     enforcement: Annotated[
         Enforcement | None, setting("`enforcement` of the entries of kind gpu-mem; null: auto.")
@@ -434,6 +525,7 @@ class OfferSettings(Settings, frozen=True, kw_only=True):
             entries.append(known[-1])
         own: dict[str, dict[str, Any]] = {
             "vf": {"mode": self.mode},
+            "nic": {"mode": self.mode},
             "gpu-mem": {"mode": self.mode, "enforcement": self.enforcement, "volcano": self.volcano},
             "mig": {"mode": self.mig},
         }
@@ -443,8 +535,13 @@ class OfferSettings(Settings, frozen=True, kw_only=True):
                     entry.setdefault(key, value)
 
 
-def vf_entries(resources: Iterable[ResourceSettings]) -> tuple[VfResource, ...]:
+def network_entries(resources: Iterable[ResourceSettings]) -> tuple[NetworkResource, ...]:
     """Return the entries of network functions, which have rails."""
+    return tuple(entry for entry in resources if isinstance(entry, NetworkResource))
+
+
+def vf_entries(resources: Iterable[ResourceSettings]) -> tuple[VfResource, ...]:
+    """Return the entries of VFs."""
     return tuple(entry for entry in resources if isinstance(entry, VfResource))
 
 

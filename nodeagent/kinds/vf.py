@@ -1,4 +1,8 @@
-"""SR-IOV virtual functions. The device ID is the VF's PCI address, the parent its PF.
+"""SR-IOV virtual functions, and NICs as a whole. The device ID is the function's PCI address, the parent its PF.
+
+A whole NIC is its own parent: a PF without VFs, or a function that a guest got from its host. While a PF has VFs it is
+not offered whole, and while a pod holds a PF whole, none of its VFs is given away, nor the PF while one of them is
+held.
 
 A container gets what programs written for the SR-IOV network device plugin expect, name for name. CNI plugins find
 the VF by its ID, and its details in a device-info file (Network Plumbing Working Group, version 1.1.0).
@@ -19,7 +23,7 @@ from typing import ClassVar, Literal
 
 from nodeagent.facts.allocation import Allocation, DeviceInfo, Devices
 from nodeagent.facts.cdi import ATTACHED_KIND, VF_KIND, CdiDevices, ContainerEdits
-from nodeagent.facts.model import ETHERNET, DeviceNode, Function, Mount, Snapshot
+from nodeagent.facts.model import ETHERNET, DeviceNode, Function, Holding, Mount, Snapshot
 from nodeagent.kinds import (
     DEVICE_INFO_FILES,
     TELL_FILE,
@@ -45,13 +49,14 @@ _VHOST_NET, _TUN = "/dev/vhost-net", "/dev/net/tun"
 
 
 class VfPool(DeviceKind, frozen=True):
-    """The VFs of some PFs, by PCI address.
+    """The VFs of some PFs, or the PFs themselves (``whole``), by PCI address.
 
     ``vf_indexes`` restricts them, ``None`` is all. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the module
     ``rdma_ucm``); a missing device node keeps a container from starting. ``vhost_net`` adds the device nodes of a
     virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``. ``tell``: see ``nodeagent.dra.told_pairs``.
     ``tell_script`` is the script on the host that containers of device plugins get.
     ``attach``: `nodeagent attach` moves netdevs into pods; a container without its netdev is not to start.
+    ``whole``: the devices are the PFs themselves, which have no VFs.
 
     Never offered: VFs of a PF that carries the host's default route, unless the PF is a port of a bond and
     ``over_bonds`` is set, VFs whose PF is gone, and VFs bound to a UIO driver (no IOMMU protects the node from them).
@@ -71,6 +76,7 @@ class VfPool(DeviceKind, frozen=True):
     tell_script: str | None = None
     over_bonds: bool = False
     attach: bool = False
+    whole: bool = False
 
     @property
     def tells(self) -> tuple[str, ...]:
@@ -78,7 +84,7 @@ class VfPool(DeviceKind, frozen=True):
 
     @property
     def attaches(self) -> bool:
-        return self.attach
+        return self.attach and not self.whole
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         held = {
@@ -92,14 +98,14 @@ class VfPool(DeviceKind, frozen=True):
                 parent=_pf(vf),
                 ids=(vf.pci_address,),
                 numa_nodes=() if vf.numa_node is None else (vf.numa_node,),
-                health=unless_held(vf.health, held_elsewhere(snapshot, vf.pci_address, self.resource)),
+                health=unless_held(vf.health, self._elsewhere(snapshot, vf)),
             )
             for vf in self._vfs(snapshot).values()
             if self._suits(vf) or (vf.pci_address in held and _is_without_rdma(vf))
         )
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
-        return {id_: f"VF {id_}" for entry in self.devices(snapshot) for id_ in entry.ids}
+        return {id_: f"{self._noun} {id_}" for entry in self.devices(snapshot) for id_ in entry.ids}
 
     def selects(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
         return bool(self.pfs)
@@ -118,7 +124,9 @@ class VfPool(DeviceKind, frozen=True):
         ]
         if len(choice) < asked.rest:
             count = len(choice) + len(asked.must)
-            raise Refused(f"{self.resource}: {asked.size} VFs were requested and {count} are available")
+            raise Refused(
+                f"{self.resource}: {asked.size} {self._noun}s were requested and {count} are available"
+            )
         pfs = {pf.pci_address: pf for pf in snapshot.functions if pf.pci_address in self.pfs}
         far = {name: (*distance(pf, asked.near), name) for name, pf in pfs.items()}
         fresh = _pack if self.preferred == "pack" else _spread
@@ -142,7 +150,7 @@ class VfPool(DeviceKind, frozen=True):
             device_nodes=tuple(nodes),
             cdi_devices=(
                 *(f"{VF_KIND}={name}" for name in by_cdi),
-                *(f"{ATTACHED_KIND}={vf.pci_address}" for vf in vfs if self.attach and has_netdev(vf)),
+                *(f"{ATTACHED_KIND}={vf.pci_address}" for vf in vfs if self.attaches and has_netdev(vf)),
             ),
             device_info=tuple(self._device_info(vf) for vf in vfs),
         )
@@ -173,13 +181,27 @@ class VfPool(DeviceKind, frozen=True):
         script = (TELL_FILE,) if self.tells else ()
         return frozenset((DEVICE_INFO_FILES, *script, *specs)) if self.devices(snapshot) else frozenset()
 
+    @property
+    def _noun(self) -> str:
+        return "NIC" if self.whole else "VF"
+
+    def _elsewhere(self, snapshot: Snapshot, vf: Function) -> Holding | None:
+        """Return what a pod holds of this function through another resource, also as a part of its NIC."""
+        names = [vf.pci_address, *([vf.parent] if vf.parent is not None else [])]
+        if self.whole:
+            names += (own.pci_address for own in snapshot.vfs_to_offer.get(vf.pci_address, ()))
+        found = (held_elsewhere(snapshot, name, self.resource) for name in names)
+        return next((holding for holding in found if holding is not None), None)
+
     def _env_names(self) -> tuple[str, ...]:
         """Return the name that the SR-IOV network device plugin uses, and a name that a shell can read."""
         exact = "PCIDEVICE_" + re.sub(r"[./]", "_", self.resource.upper())
         return tuple(dict.fromkeys((exact, re.sub(r"[^A-Z0-9_]", "_", exact))))
 
     def _vfs(self, snapshot: Snapshot) -> dict[str, Function]:
-        """Return the pool's VFs with any driver, by address and sorted by it."""
+        """Return the pool's functions with any driver, by address and sorted by it."""
+        if self.whole:
+            return {pf: nic for pf in sorted(self.pfs) if (nic := snapshot.whole_nics.get(pf)) is not None}
         vfs = snapshot.vfs_with_bonds if self.over_bonds else snapshot.vfs_to_offer
         of_pfs = chain.from_iterable(vfs.get(pf, ()) for pf in self.pfs)
         ordered = sorted(of_pfs, key=attrgetter("pci_address"))
@@ -204,7 +226,7 @@ class VfPool(DeviceKind, frozen=True):
 
     def _refusal(self, snapshot: Snapshot, vf: Function) -> Refused | None:
         reason = None
-        elsewhere = held_elsewhere(snapshot, vf.pci_address, self.resource)
+        elsewhere = self._elsewhere(snapshot, vf)
         if refusal := obstacle(self.resource, vf.pci_address, vf.health, elsewhere):
             return refusal
         if self.vf_driver == "rdma" and vf.rdma is None:
@@ -252,7 +274,9 @@ class VfPool(DeviceKind, frozen=True):
         return details
 
     def _device_info(self, vf: Function) -> DeviceInfo:
-        addresses = {"pci-address": vf.pci_address, "pf-pci-address": _pf(vf)}
+        addresses = {"pci-address": vf.pci_address}
+        if vf.parent is not None:
+            addresses["pf-pci-address"] = vf.parent
         content: dict[str, object] = {"type": "pci", "version": _DEVICE_INFO_VERSION}
         if vf.vdpa:
             content |= {"type": "vdpa", "vdpa": {**addresses, "driver": "vhost", "path": vf.vdpa}}
@@ -308,7 +332,7 @@ def _aligned(snapshot: Snapshot, chosen: Iterable[Function]) -> Callable[[Functi
 
 
 def _pf(vf: Function) -> str:
-    return vf.parent or ""
+    return vf.parent or vf.pci_address
 
 
 def _index(vf: Function) -> tuple[int, str]:

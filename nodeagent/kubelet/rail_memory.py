@@ -38,7 +38,7 @@ from nodeagent.kinds.hardware_selection import offers_vfs_of
 from nodeagent.kinds.rail_numbers import Numbering, Rail, Rails, Selection
 from nodeagent.kinds.resource_settings import (
     ResourceSettings,
-    vf_entries,
+    network_entries,
 )
 from nodeagent.sources.pci_source import PciFacts
 
@@ -131,7 +131,7 @@ class RailMemory:
 
     def known_nics(self, resources: Iterable[ResourceSettings]) -> PciFacts:
         """Return the NICs of an earlier agent that are selected now, as missing until the machine is read."""
-        entries = vf_entries(resources)
+        entries = network_entries(resources)
         nics = [nic for nic in self.content.nics if any(offers_vfs_of(entry, nic.pf) for entry in entries)]
         functions = [replace(function, missing=True) for nic in nics for function in (nic.pf, *nic.vfs)]
         identities = {

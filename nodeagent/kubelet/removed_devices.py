@@ -1,6 +1,7 @@
 """Devices that a person has removed while their parent stayed, and when they may leave the kubelet's list. Pure.
 
 * VFs, while their PF is here.
+* A NIC as a whole that has got VFs.
 * MIG devices, while the driver lists their GPU.
 * Slices of a GPU, and the GPU as a whole, after MIG mode was switched on.
 
@@ -36,7 +37,7 @@ class RemovedDevices:
             self._free_since.clear()
             return self._drop(frozenset(), present)
         held = {id_.partition("::")[0] for holding in snapshot.holdings for id_ in holding.device_ids}
-        removed = set(_removed_vfs(snapshot))
+        removed = {*_removed_vfs(snapshot), *_divided_nics(snapshot)}
         if "gpus" not in stale:
             removed |= set(self._removed_gpus(snapshot)) - present
         free = removed - held
@@ -56,12 +57,23 @@ class RemovedDevices:
 
 
 def _present(snapshot: Snapshot) -> Iterator[str]:
-    yield from (function.pci_address for function in snapshot.functions if not function.missing)
+    divided = frozenset(_divided_nics(snapshot))
+    yield from (
+        function.pci_address
+        for function in snapshot.functions
+        if not function.missing and function.pci_address not in divided
+    )
     for gpu in snapshot.gpus:
         if gpu.mig:
             yield from (device.uuid for device in gpu.mig_devices)
         else:
             yield gpu.uuid
+
+
+def _divided_nics(snapshot: Snapshot) -> Iterator[str]:
+    for function in snapshot.functions:
+        if function.num_vfs and not function.missing:
+            yield function.pci_address
 
 
 def _removed_vfs(snapshot: Snapshot) -> Iterator[str]:

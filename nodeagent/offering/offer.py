@@ -26,7 +26,7 @@ from nodeagent.health.link_modes import ports_in_another_mode
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds import named as _named
 from nodeagent.kinds.device_list_size import status_remark
-from nodeagent.kinds.empty_selection import why_no_gpus, why_no_vfs
+from nodeagent.kinds.empty_selection import why_no_functions, why_no_gpus
 from nodeagent.kinds.hardware_selection import (
     literal_addresses,
     matches,
@@ -55,10 +55,11 @@ from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
     MigResource,
+    NetworkResource,
     ResourceSettings,
-    VfResource,
     memory_entries,
     mig_entries,
+    network_entries,
     vf_entries,
 )
 from nodeagent.kinds.tell_script import SCRIPT_NAME
@@ -169,9 +170,9 @@ class Offer:
             if rail.pci_address is not None
         }
 
-    def in_force(self) -> Iterator[tuple[VfResource, Rails]]:
+    def in_force(self) -> Iterator[tuple[NetworkResource, Rails]]:
         """Yield the entries of VFs with their rails."""
-        for entry in vf_entries(self.config.resources):
+        for entry in network_entries(self.config.resources):
             yield entry, self.numbering.get(selection(entry), ())
 
     def recall(self, reported: Rails = (), *, awaits_holdings: bool = False) -> None:
@@ -183,18 +184,18 @@ class Offer:
 
     def awaits_holdings(self, entry: ResourceSettings) -> bool:
         """Whether the numbers of this entry wait for the holdings."""
-        return any(selection(one) in self._undecided for one in vf_entries((entry,)))
+        return any(selection(one) in self._undecided for one in network_entries((entry,)))
 
     def wait(self, entry: ResourceSettings) -> str | None:
         """Return why new NICs of this entry get no number now."""
-        return next((self._waits.get(selection(one)) for one in vf_entries((entry,))), None)
+        return next((self._waits.get(selection(one)) for one in network_entries((entry,))), None)
 
     def undecided(self, entry: ResourceSettings) -> bool:
         """Whether the first numbers of this entry wait. Until they are there, nothing is stored: the next agent too
         must ask the other memories."""
         return self.awaits_holdings(entry) or (self._recalls and self.wait(entry) is not None)
 
-    def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rails, Rails]]:
+    def missing(self, snapshot: Snapshot) -> Iterator[tuple[NetworkResource, Rails, Rails]]:
         """Yield the rails of each entry whose NICs are not on the bus, and those of as many NICs that came in the
         meantime, if there are."""
         present = nics_of(snapshot.functions, ())
@@ -226,7 +227,7 @@ class Offer:
             *hindered,
             *_tiny_slices(self.config, snapshot),
             *_unreachable_vfs(self.rails, snapshot),
-            *_without_rdma_cm(self.rails, snapshot),
+            *_without_rdma_cm(self.config, self.rails, snapshot),
             *_in_another_mode(snapshot),
         )
 
@@ -302,9 +303,9 @@ class Offer:
         if entry.source == "gpus":
             head, own_cdi = prefix(self.config, snapshot.product), self.config.cdi.generate
             return gpu_kinds(entry, GpuContext(snapshot, taken, head, own_cdi, mps_shares(self.config)))
-        return (pool for one in vf_entries((entry,)) for pool in self._vf_pools(one, snapshot))
+        return (pool for one in network_entries((entry,)) for pool in self._vf_pools(one, snapshot))
 
-    def _vf_pools(self, entry: VfResource, snapshot: Snapshot) -> Iterator[VfPool]:
+    def _vf_pools(self, entry: NetworkResource, snapshot: Snapshot) -> Iterator[VfPool]:
         head = prefix(self.config, snapshot.product)
         for function in snapshot.functions:
             if function.parent is None and function.netdev is not None:
@@ -320,11 +321,20 @@ class Offer:
         for address in () if "{rail}" in entry.name else self._unnumbered.get(selection(entry), ()):
             netdev = self._netdevs.setdefault(address, address.replace(":", "-"))
             named.setdefault(entry.name.format(netdev=netdev), []).append(address)
+        divided = {
+            function.pci_address
+            for function in snapshot.functions
+            if entry.whole and _creates_vfs(self.config, function)
+        }
+        shared = any(
+            other.whole != entry.whole and selection(other) == selection(entry)
+            for other in network_entries(self.config.resources)
+        )
         for name, pfs in named.items():
-            yield VfPool(
+            pool = VfPool(
                 f"{head}/{name}",
-                tuple(sorted(pfs)),
-                vf_indexes=tuple(map(index_range, entry.select.vf_indexes)) or None,
+                tuple(sorted(set(pfs) - divided)),
+                vf_indexes=_indexes(entry),
                 vf_driver=entry.vf_driver,
                 preferred=entry.preferred,
                 rdma_cm=snapshot.paths.rdma_cm,
@@ -332,11 +342,14 @@ class Offer:
                 cdi=entry.device_list_strategy == "cdi",
                 tell=entry.told,
                 tell_script=_tell_script(self.config) if entry.told and not entry.by_claim else None,
-                over_bonds=entry.select.default_route == "bond",
+                over_bonds=entry.select.over_bonds,
                 attach=self.config.attach.interface is not None,
+                whole=entry.whole,
             )
+            if not shared or pool.devices(snapshot) or _is_held(pool.resource, snapshot):
+                yield pool
 
-    def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:
+    def _numbered(self, entry: NetworkResource, snapshot: Snapshot) -> Rails:
         """Return the rails of an entry, with those of NICs that are new."""
         key, literal = selection(entry), literal_addresses(entry.select)
         links = {link.pci_address: link for link in snapshot.links}
@@ -356,7 +369,7 @@ class Offer:
         return self.numbering[key]
 
     def _new(
-        self, entry: VfResource, rails: Rails, snapshot: Snapshot, links: Mapping[str, Link]
+        self, entry: NetworkResource, rails: Rails, snapshot: Snapshot, links: Mapping[str, Link]
     ) -> tuple[str, ...]:
         """Return the NICs that get a number now, in PCI order. While a file hides whether there is another one, none
         does: the numbers would be others once the file can be read. Configured numbers wait for nothing."""
@@ -384,21 +397,25 @@ class Offer:
         return tuple(new)
 
     def _is_new(
-        self, entry: VfResource, pf: Function, link: Link | None, unread: Collection[str], *, doubt: bool
+        self, entry: NetworkResource, pf: Function, link: Link | None, unread: Collection[str], *, doubt: bool
     ) -> bool:
         """Whether a PF that has no rail gets one. ``unread`` and ``doubt``: see ``selected_pf``."""
         if pf.missing and pf.pci_address in self._forgotten:
             return False
         if "{netdev}" in entry.name and "netdev" in unread and not doubt:
             return False
-        has_vfs = doubt if "num_vfs" in unread else bool(pf.num_vfs)
-        counts = has_vfs or _creates_vfs(self.config, pf, unread, doubt=doubt)
+        if entry.whole:
+            has_none = doubt if "num_vfs" in unread else not pf.num_vfs
+            counts = has_none and not _creates_vfs(self.config, pf, unread, doubt=False)
+        else:
+            has_vfs = doubt if "num_vfs" in unread else bool(pf.num_vfs)
+            counts = has_vfs or _creates_vfs(self.config, pf, unread, doubt=doubt)
         return counts and offers_vfs_of(entry, pf, link, unread, doubt=doubt)
 
     def _with_new(
         self,
         rails: Rails,
-        entry: VfResource,
+        entry: NetworkResource,
         new: Collection[str],
         snapshot: Snapshot,
         links: Mapping[str, Link],
@@ -421,6 +438,15 @@ class Offer:
             card = nics.get(address) or cards.get(address)
             rails = added(rails, address, card, number, reserved, late=late)
         return rails
+
+
+def _indexes(entry: NetworkResource) -> tuple[range, ...] | None:
+    """The indexes of the VFs that an entry selects, ``None``: all."""
+    return tuple(index_range(text) for one in vf_entries((entry,)) for text in one.select.vf_indexes) or None
+
+
+def _is_held(resource: str, snapshot: Snapshot) -> bool:
+    return any(holding.resource == resource for holding in snapshot.holdings or ())
 
 
 def _hindered(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterator[Lack]:
@@ -457,8 +483,14 @@ def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[L
             yield Lack(f"VFs have {what} ({_named(found)})", fatal=False, key=key)
 
 
-def _without_rdma_cm(offered: Collection[str], snapshot: Snapshot) -> Iterator[Lack]:
-    if not snapshot.paths.rdma_cm and any(vf.rdma for vf in snapshot.functions if vf.parent in offered):
+def _without_rdma_cm(config: Config, offered: Collection[str], snapshot: Snapshot) -> Iterator[Lack]:
+    whole = snapshot.whole_nics if any(entry.whole for entry in config.resources) else {}
+    of_pods = (
+        it
+        for it in snapshot.functions
+        if it.parent in offered or (it.pci_address in offered and it.pci_address in whole)
+    )
+    if not snapshot.paths.rdma_cm and any(it.rdma for it in of_pods):
         message = (
             "containers with VFs get no /dev/infiniband/rdma_cm, because the host has none: modprobe rdma_ucm, and "
             "name it in /etc/modules-load.d"
@@ -467,13 +499,24 @@ def _without_rdma_cm(offered: Collection[str], snapshot: Snapshot) -> Iterator[L
 
 
 def _in_another_mode(snapshot: Snapshot) -> Iterator[Lack]:
-    for _, sentence in ports_in_another_mode(snapshot.functions, snapshot.links, snapshot.gpu_functions):
+    for _, sentence in ports_in_another_mode(
+        snapshot.functions, snapshot.links, snapshot.gpu_functions, guest=snapshot.guest
+    ):
         yield Lack(sentence, fatal=False, key="link_mode")
 
 
-def _vf_shortage(config: Config, entry: VfResource, snapshot: Snapshot) -> str | None:
-    """Return why this node offers no VF although PFs that the entry selects can have VFs."""
+def _nic_shortage(config: Config, entry: NetworkResource, snapshot: Snapshot) -> str | None:
+    """Return why this node offers no VF although PFs that the entry selects can have VFs, or no NIC although it has
+    some that the entry selects and that have no VFs."""
     links = {link.pci_address: link for link in snapshot.links}
+    if entry.whole:
+        nics = [
+            nic
+            for nic in snapshot.whole_nics.values()
+            if offers_vfs_of(entry, nic, links.get(nic.pci_address)) and not _creates_vfs(config, nic)
+        ]
+        what = "none of them matches driver, or they are under a driver of user space without an IOMMU"
+        return f"no NIC of {_named(nic.pci_address for nic in nics)} is offered: {what}" if nics else None
     pfs = [
         function
         for function in snapshot.functions
@@ -513,7 +556,7 @@ def _gpu_shortage(
 _Shortage = Callable[[Config, Any, Snapshot], str | None]
 _Cause = Callable[[Any, Snapshot], str]
 _CAUSES: Mapping[str, tuple[_Shortage, _Cause]] = {
-    "pci": (_vf_shortage, why_no_vfs),
+    "pci": (_nic_shortage, why_no_functions),
     "gpus": (_gpu_shortage, why_no_gpus),
 }
 """By the source of an entry's facts: why a node with such hardware offers none of it, and why it has no such
@@ -528,24 +571,26 @@ def _tiny_slices(config: Config, snapshot: Snapshot) -> Iterator[Lack]:
                 yield Lack(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
 
 
-def _held(config: Config, entry: VfResource, snapshot: Snapshot) -> HeldRails:
+def _held(config: Config, entry: NetworkResource, snapshot: Snapshot) -> HeldRails:
     """The numbers in the names under which pods hold VFs of this selection."""
     head, key = prefix(config, snapshot.product), selection(entry)
-    templates = [f"{head}/{other.name}" for other in vf_entries(config.resources) if selection(other) == key]
+    templates = [
+        f"{head}/{other.name}" for other in network_entries(config.resources) if selection(other) == key
+    ]
     held = [(holding.resource, id_) for holding in snapshot.holdings or () for id_ in holding.device_ids]
     parents = {function.pci_address: function.parent for function in snapshot.functions}
     return held_rails(held, templates, parents)
 
 
 def _recalled(
-    config: Config, reported: Rails, entry: VfResource, snapshot: Snapshot, links: Mapping[str, Link]
+    config: Config, reported: Rails, entry: NetworkResource, snapshot: Snapshot, links: Mapping[str, Link]
 ) -> Rails:
     """Return the rails of the NICs that this entry selects, as other memories have them. A missing one is known by
     its address alone: it belongs to the entry if no entry with another selection may select it."""
     nics = nics_of(snapshot.functions, snapshot.links)
     if not nics:
         return ()
-    alone = len({selection(other) for other in vf_entries(config.resources)}) == 1
+    alone = len({selection(other) for other in network_entries(config.resources)}) == 1
     known = recalled(reported, _held(config, entry, snapshot).of_pf, nics)
     mine = [
         rail
@@ -587,7 +632,7 @@ def _why_doubtful(address: str, snapshot: Snapshot) -> str:
     )
 
 
-def _may_own(entry: VfResource, rail: Rail, snapshot: Snapshot, links: Mapping[str, Link]) -> bool:
+def _may_own(entry: NetworkResource, rail: Rail, snapshot: Snapshot, links: Mapping[str, Link]) -> bool:
     address = rail.pci_address or ""
     for function in snapshot.functions:
         if function.pci_address == address and not function.missing:
@@ -596,7 +641,7 @@ def _may_own(entry: VfResource, rail: Rail, snapshot: Snapshot, links: Mapping[s
     return _may_be_at(entry, address)
 
 
-def _may_be_at(entry: VfResource, address: str) -> bool:
+def _may_be_at(entry: NetworkResource, address: str) -> bool:
     """Whether an entry may select a NIC at this address, of which nothing else is known."""
     globs, exclude = entry.select.pci_addresses or ("*",), entry.select.exclude
     return matches(address, globs) and not matches(address, exclude)

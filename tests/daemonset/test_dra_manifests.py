@@ -464,6 +464,9 @@ def test_a_monitoring_pod_gets_all_devices_of_a_full_node_and_takes_nothing(
         (["--nics", "9"], "must be 0 to 8"),
         (["--gpu-mem", "1", "--nics", "2", "--near-rail", "2"], "needs --nics 3"),
         (["--nics", "1", "--name", "A b"], "is no name"),
+        (["--nics", "1", "--image", ""], "--image '' is no name of an image"),
+        (["--nics", "1", "--image", "a: b"], "is no name of an image"),
+        (["--nics", "1", "sleep", "600"], "needs --image"),
     ],
 )
 def test_a_wrong_request_is_refused_with_the_option(
@@ -483,6 +486,26 @@ def test_every_name_is_a_string_for_kubectl(name: str, capsys: pytest.CaptureFix
     assert template["metadata"]["name"] == pod["metadata"]["name"] == name
     assert pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == name
     assert f"name: {name}\n" not in text, "YAML libraries disagree about words such as y and 1e3"
+
+
+@pytest.mark.parametrize(
+    ("words", "image", "command"),
+    [
+        ([], "REGISTRY/training:1", None),
+        (["--image", "busybox"], "busybox", None),
+        (["--image", "123"], "123", None),
+        (["--image", "registry:5000/a/b@sha256:01", "sleep", "600"], "registry:5000/a/b@sha256:01", ["sleep", "600"]),
+        (["--image", "busybox", "--", "sh", "-c", "env; echo \"a: b\""], "busybox", ["sh", "-c", "env; echo \"a: b\""]),
+    ],
+    ids=["default", "image", "number", "command", "hyphen"],
+)  # fmt: skip
+def test_the_container_has_the_image_and_the_command_of_the_options(
+    words: list[str], image: str, command: list[str] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["claim", "--nics", "1", *words]) == 0
+    _, pod = yaml.safe_load_all(capsys.readouterr().out)
+    (container,) = pod["spec"]["containers"]
+    assert (container["image"], container.get("command")) == (image, command)
 
 
 def test_a_gpu_and_a_vf_may_be_joined_by_their_numa_node(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -19,6 +21,7 @@ from nodeagent.commands import VERBS, joined_verbs
 from tests.support import golden
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints
+from tests.support.manifests import Manifest, parsed, rendered
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -55,12 +58,58 @@ def test_the_front_pages_are_short() -> None:
     assert words["CONTRIBUTING.md"] <= 1500, words
 
 
+def limits(pod: Manifest) -> dict[str, int]:
+    (container,) = pod["spec"]["containers"]
+    found: dict[str, int] = container["resources"]["limits"]
+    return found
+
+
 @pytest.mark.needs("kubernetes_validate")
 def test_the_pod_of_the_readme_is_valid() -> None:
     (text,) = re.findall(r"^kubectl apply -f - <<EOF\n(.*?)^EOF$", README.read_text(), re.M | re.S)
     pod = yaml.safe_load(text.replace("$prefix", "nvidia-dgx-h100"))
     for version in (OLDEST, NEWEST):
         assert complaints(pod, version) == []
+    rails = {f"nvidia-dgx-h100/nic{rail}": 1 for rail in range(8)}
+    assert limits(pod) == {"nvidia-dgx-h100/gpu-mem": 16, **rails}
+
+
+def test_the_prefix_of_the_readme_is_that_of_the_resource_and_not_of_a_label() -> None:
+    """`node-conditions` sets the label nodeagent.io/gpu-mem-enforcement, which stands before the resources."""
+    (command,) = re.findall(r"^prefix=\$\(kubectl get nodes -o json \| (.*)\)$", README.read_text(), re.M)
+    plain = {"metadata": {"labels": {}}, "status": {"allocatable": {"cpu": "8"}}}
+    labels = {"nodeagent.io/gpu-mem-enforcement": "none", "nodeagent.io/gpu-mem-largest": "79"}
+    offered = {"allocatable": {"cpu": "8", "gpu.example.com/gpu-mem": "632", "gpu.example.com/nic0": "8"}}
+    nodes = {"items": [plain, {"metadata": {"labels": labels}, "status": offered}]}
+    done = subprocess.run(
+        ["sh", "-c", command], input=json.dumps(nodes, indent=4), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "gpu.example.com\n"
+
+
+@pytest.mark.needs("kubernetes_validate")
+def test_the_claim_of_the_readme_asks_for_the_devices_of_its_pod(capsys: pytest.CaptureFixture[str]) -> None:
+    (words,) = re.findall(r"-- nodeagent (claim [^|]+)", README.read_text())
+    assert cli.main(shlex.split(words)) == 0
+    template, pod = yaml.safe_load_all(capsys.readouterr().out)
+    assert complaints(template, NEWEST) == complaints(pod, NEWEST) == []
+    requests = [one["exactly"] for one in template["spec"]["spec"]["devices"]["requests"]]
+    assert requests[0]["capacity"] == {"requests": {"memory": "16Gi"}}
+    assert [one["deviceClassName"] for one in requests] == ["gpu-share", *(f"nic{rail}" for rail in range(8))]
+    (by_name,) = re.findall(r"^metadata: \{name: (\w+)\}$", README.read_text(), re.M)
+    assert pod["metadata"]["name"] == by_name, "one command waits for either of them"
+
+
+@pytest.mark.needs("kubectl")
+def test_the_readme_names_what_its_example_of_a_cluster_needs_first() -> None:
+    """An API server refuses the objects whose definition it lacks, and kubectl ends with an error."""
+    objects = parsed(rendered(ROOT / "daemonset/examples/cluster"))
+    defined = {one["spec"]["group"] for one in objects if one["kind"] == "CustomResourceDefinition"}
+    groups = {one["apiVersion"].partition("/")[0] for one in objects if "/" in one["apiVersion"]}
+    others = {group for group in groups - defined if "." in group and not group.endswith(".k8s.io")}
+    assert others == {"monitoring.coreos.com"}
+    text = " ".join(README.read_text().split())
+    assert "Install the Prometheus Operator first" in text
 
 
 def test_the_commands_of_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:

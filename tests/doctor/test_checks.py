@@ -1056,3 +1056,44 @@ def test_a_virtual_machine_is_not_told_to_change_the_firmware_of_its_host() -> N
     told = [finding.key for finding in nic_checks.nic_findings(facts, DEFAULT)]
     assert "sriov_guest" in told
     assert "iommu_off" not in told
+    assert "firmware_lldp_unknown" not in told
+    speaking = structs.replace(PF, total_vfs=None, driver="i40e")
+    facts = nic_checks.NicFacts(
+        PciFacts(guest=True, functions=(speaking,)), flags={"ens1": {"disable-fw-lldp": False}}
+    )
+    assert "firmware_lldp" not in {one.key for one in nic_checks.nic_findings(facts, TALKING)}
+
+
+def test_a_guest_is_told_which_nics_can_be_offered_as_a_whole_and_which_cannot() -> None:
+    nic = structs.replace(PF, total_vfs=None, num_vfs=None)
+    for links, sentence in (
+        ((), "none of 1 PF has an SR-IOV capability; as a whole can be offered: ens1"),
+        ((ROUTED,), "none of 1 PF has an SR-IOV capability; the host keeps ens1 (default route)"),
+    ):
+        facts = nic_checks.NicFacts(PciFacts(guest=True, functions=(nic,), links=links))
+        found = {one.key: one for one in nic_checks.nic_findings(facts, DEFAULT)}
+        assert found["sriov_guest"].what == sentence
+        assert "kind: nic" in found["sriov_guest"].remedy
+        assert "mlxconfig" not in " ".join(one.remedy for one in found.values())
+    offered = config("resources: [{kind: nic}]\n")
+    found = {one.key: one for one in nic_checks.nic_findings(facts, offered)}
+    assert "sriov_guest" not in found
+    assert found["default_route"].what == "ens1 has the default route and is not offered"
+
+
+def test_a_guest_with_a_port_in_the_wrong_mode_is_sent_to_its_host() -> None:
+    facts = structs.replace(
+        four_nics(),
+        guest=True,
+        functions=tuple(structs.replace(pf, total_vfs=None) for pf in four_nics().functions),
+    )
+    found = {one.key: one for one in nic_checks.nic_findings(of_nics(facts=facts), DEFAULT)}
+    odd = found["link_mode_differs"]
+    assert "mlxconfig" not in odd.what + odd.remedy
+    assert "the host of this virtual machine" in odd.what
+
+
+def test_a_nic_as_a_whole_with_rdma_needs_rdma_cm_too() -> None:
+    nic = structs.replace(PF, total_vfs=None, num_vfs=None)
+    found = nic_checks.nic_findings(of_nics(nic, rdma_cm=False), config("resources: [{kind: nic}]\n"))
+    assert "rdma_cm_missing" in {one.key for one in found}

@@ -142,6 +142,7 @@ def test_a_gpu_and_a_pf_have_attributes_of_kind_and_place() -> None:
         "linkType": "infiniband",
         "speedMbps": 400_000,
         "rdma": True,
+        "whole": False,
         "fabric": "compute",
         "leaf": "su1-leaf04",
         "leafGroup": "su1",

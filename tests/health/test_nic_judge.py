@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nodeagent.facts.model import HEALTHY, Identifier, Neighbor, State
 from nodeagent.health.cabling import Port
@@ -17,7 +18,7 @@ from nodeagent.health.rules import NIC_RULES
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Source
 from tests.support.findings import one_item
-from tests.support.judged_machine import Bench, pf, vf, with_rules
+from tests.support.judged_machine import Bench, link, pf, vf, with_rules
 
 LINK, FEC, DRIVER, RDMA, PCIE, MODULE = (
     Source.LINK,
@@ -141,6 +142,54 @@ def test_a_pf_without_a_visible_link_is_unknown_and_keeps_its_devices() -> None:
     assert bench.look().health().allocatable is False, "nor does it give back"
     assert bench.wait(600).health().allocatable is False
     assert "link_unseen" in bench.reasons()
+
+
+def _moves(bench: Bench) -> Bench:
+    """Its netdev goes into a pod: it is set down first."""
+    bench.sample(LINK, at=bench.now + 1, admin_up=0, carrier=0, carrier_down=4)
+    nic = bench.pfs[0]
+    bench.links.pop(nic.pci_address)
+    bench.functions[0] = replace(nic, netdev=None)
+    return bench.look(bench.now + 1)
+
+
+def _returns(bench: Bench, *, admin_up: bool) -> Bench:
+    nic = bench.pfs[0]
+    bench.functions[0] = nic
+    bench.links[nic.pci_address] = replace(
+        link(nic),
+        admin_up=admin_up,
+        carrier=True if admin_up else None,
+        operstate="up" if admin_up else "down",
+    )
+    bench.sample(LINK, at=bench.now + 1, admin_up=admin_up, carrier_down=9)
+    return bench.look(bench.now + 1)
+
+
+def test_a_nic_in_a_pod_is_unknown_and_healthy_for_the_kubelet() -> None:
+    bench = _moves(two_up().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=3))
+    assert (bench.health().state, bench.reasons()) == (State.UNKNOWN, ["link_unseen"])
+    assert bench.health().allocatable is True
+    assert bench.wait(7200).health().allocatable is True
+
+
+def test_a_nic_that_a_pod_gives_back_set_down_can_be_given_again_and_its_way_is_no_flap() -> None:
+    bench = two_up().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=3)
+    for _ in range(6):
+        _returns(_moves(bench), admin_up=False)
+        assert bench.health().state is State.UNKNOWN
+        assert bench.health().allocatable is True
+    bench.set(admin_up=True, carrier=True, operstate="up", at=bench.now + 1)
+    assert bench.sample(LINK, at=bench.now + 1, admin_up=1, carrier=1).health() == HEALTHY
+    bench.set(admin_up=False, carrier=None, operstate="down", at=bench.now + 60)
+    assert (bench.reasons()[0], bench.health().allocatable) == ("admin_down", False), "a person did this"
+
+
+def test_a_nic_without_carrier_is_not_given_again_by_a_way_to_another_namespace() -> None:
+    bench = two_up().down()
+    bench.links.pop(bench.pfs[0].pci_address)
+    bench.functions[0] = replace(bench.pfs[0], netdev=None)
+    assert bench.look().health().allocatable is False
 
 
 def test_stale_data_is_a_reason_and_changes_no_device() -> None:

@@ -115,7 +115,7 @@ def test_a_nic_that_is_selected_and_whose_vfs_are_not_offered_says_why() -> None
     guest = Snapshot(guest=True, functions=(replace(pf, total_vfs=None, num_vfs=None),))
     assert message("{kind: vf}", guest) == (
         f"{A} (enp0s0np0) has no SR-IOV: this is a virtual machine, its host makes the VFs and passes them through "
-        "whole. Leave the entry out here"
+        "whole. Offer them with kind nic"
     )
     assert said(replace(pf, health=Health(State.UNUSED))) == (
         f"{A} (enp0s0np0) has no link and no VF: connect it, or create its VFs (vfs)"

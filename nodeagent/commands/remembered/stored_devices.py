@@ -18,7 +18,7 @@ from nodeagent.facts.card_identity import mac_and_guid
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.rail_numbers import Rail, match, nic_names, nics_of, selection
 from nodeagent.kinds.resource_settings import (
-    vf_entries,
+    network_entries,
 )
 from nodeagent.kubelet import rail_memory
 from nodeagent.kubelet.rail_memory import RailsFile, without
@@ -199,7 +199,7 @@ def _rail_rows(config: Config, machine: _Machine, content: RailsFile) -> list[Ra
     functions, links = machine.facts.functions, machine.facts.links
     nics = nics_of(functions, with_permanent_macs(links, permanent_macs(machine.tree, links)))
     in_force: dict[str, list[str]] = {}
-    for entry in vf_entries(config.resources):
+    for entry in network_entries(config.resources):
         in_force.setdefault(selection(entry), []).append(entry.name)
     stored = {nic.pf.pci_address: nic for nic in content.nics}
     present = {function.pci_address: function for function in functions}
