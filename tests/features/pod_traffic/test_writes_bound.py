@@ -46,7 +46,7 @@ class Adversary:
         self.writes = 0
         """Changes of the levels in the report."""
         self.free = 0
-        """What may change without the budget: pods that came or went, and those that an agent met at its start."""
+        """Changes without the budget: pods that came or went, and those that an agent met at its start."""
 
     def come(self) -> None:
         name, slot = f"ml/pod-{self.next}", self.next
