@@ -528,9 +528,9 @@ HELD_VFS_MAX = 128
 def vf_holders(
     snapshot: Snapshot, names: Mapping[str, str], before: NodeLinks | None, stamp: str
 ) -> tuple[VfHolder, ...]:
-    """The pods with VFs or NICs, in the order of their names. ``names``: the names of the links by the address of the PF.
+    """The pods with VFs or NICs, in the order of their names.
 
-    A pod of the same name with other VFs is another pod."""
+    ``names``: the names of the links by the address of the PF. A pod of the same name with other VFs is another pod."""
     last = () if before is None else before.holders
     if snapshot.holdings is None:
         return last
