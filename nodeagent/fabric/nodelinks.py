@@ -184,18 +184,18 @@ class ReportedGpu(Wire, frozen=True, kw_only=True):
 
 
 class ValueChange(Wire, frozen=True, kw_only=True):
-    """A value of a node that changed: what it was, and when it changed, in RFC 3339."""
+    """Values of a node that changed at one time, by name, in RFC 3339. ``added`` were not known before."""
 
-    name: str
-    was: str
     since: str
+    values: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
 
 
 class ComparedValues(Wire, frozen=True, kw_only=True):
-    """The values that a node should share with its peers, as ``name=value``. ``changes`` are those of the last days,
-    and ``since`` is when the node reported values first, in RFC 3339. ``node_values`` reads them."""
+    """The values that a node should share with its peers, in one text. ``changes`` are those of the last days, and
+    ``since`` is when the node reported values first, in RFC 3339. ``node_values`` reads them."""
 
-    values: tuple[str, ...] = ()
+    values: str = ""
     changes: tuple[ValueChange, ...] = ()
     since: str | None = None
 

@@ -1,6 +1,6 @@
 """Nodes whose values differ from those of their peers, and rails whose values differ from the other rails. Pure.
 
-* Nodes of one model are compared (``node_values.NODE_MODEL``), by each value: most of them decide, if they are more
+* Nodes of one model are compared (``node_values.model_text``), by each value: most of them decide, if they are more
   than half. Below ``PEERS_MIN`` nodes nothing is usual. A missing value is no difference.
 * A change that spreads is no difference, nor for ``ROLLOUT_S`` after its last node: while two nodes or more have
   changed to the same value, neither those that have it nor those that lack it are odd. A node that has just changed, or
@@ -12,14 +12,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import IntEnum
 from fnmatch import fnmatchcase
-from itertools import chain
 from typing import NamedTuple
 
-from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, NodeValues, by_name, exceptions, is_digest
+from nodeagent.fabric.node_values import (
+    VALUE_NAMES,
+    NodeValues,
+    ValueName,
+    digest_of,
+    exceptions,
+    has_digest,
+    is_digest,
+    last_change,
+    model_in,
+    one_value,
+)
 
 PEERS_MIN = 4
 ROLLOUT_S = 86_400.0
@@ -76,12 +85,12 @@ def odd_values(
 ) -> Iterator[OddValue]:
     """The differences at this Unix time. ``planned``: whether a node is under planned work. ``expected`` are patterns
     of values (a glob) by name; ``*`` is any value, so it ends the comparison of this name."""
-    for model, holders_of in sorted(_by_model(values).items()):
+    for model, alike in sorted(_by_model(values).items()):
         for name in VALUE_NAMES:
-            pattern, found = (expected or {}).get(name), holders_of.get(name, {})
-            if not _may_be_odd(found) and pattern is None:
+            pattern = (expected or {}).get(name)
+            if pattern is None and not _may_be_odd(_counts(alike, name)):
                 continue
-            holders = {value: [*chain.from_iterable(nodes)] for value, nodes in found.items()}
+            holders = _holders(alike, name)
             peers = _Peers(name, holders, values, at, planned)
             if pattern is not None:
                 yield from peers.other_than(pattern)
@@ -89,19 +98,49 @@ def odd_values(
                 yield from peers.odd()
 
 
-def _by_model(values: Mapping[str, NodeValues]) -> dict[str, dict[str, dict[str, list[list[str]]]]]:
-    """Lists of the nodes with each value, by model, name and value. Nodes that are alike are one list, so a fleet of
-    equal nodes costs what one node costs."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+_Alike = dict[str, list[str]]
+"""Nodes by all of their values. Nodes that are alike are one entry, so a fleet of equal nodes costs what one costs."""
+
+
+def _by_model(values: Mapping[str, NodeValues]) -> dict[str, _Alike]:
+    models: dict[str, _Alike] = {}
     for node, one in values.items():
-        alike.setdefault(one.texts, []).append(node)
-    models: dict[str, dict[str, dict[str, list[list[str]]]]] = {}
-    for content, nodes in alike.items():
-        texts = by_name(content)
-        of_model = models.setdefault(texts.pop(NODE_MODEL, ""), {})
-        for name, value in texts.items():
-            of_model.setdefault(name, {}).setdefault(value, []).append(nodes)
+        models.setdefault(model_in(one.values), {}).setdefault(one.values, []).append(node)
     return models
+
+
+def _counts(alike: _Alike, name: ValueName) -> dict[str, int]:
+    """How many nodes have each value. It is taken out of the whole texts for one name at a time, so no copy of all
+    values is held; a value is one whether nodes have its text or its digest."""
+    found: dict[str, int] = {}
+    for whole, nodes in alike.items():
+        if value := one_value(whole, name):
+            found[value] = found.get(value, 0) + len(nodes)
+    texts = _texts(found)
+    for value in [value for value in found if value in texts]:
+        found[texts[value]] += found.pop(value)
+    return found
+
+
+def _holders(alike: _Alike, name: ValueName) -> dict[str, list[str]]:
+    """The nodes with each value, which ``_counts`` counts."""
+    found: dict[str, list[str]] = {}
+    for whole, nodes in alike.items():
+        if value := one_value(whole, name):
+            found.setdefault(value, []).extend(nodes)
+    texts = _texts(found)
+    for value in [value for value in found if value in texts]:
+        found[texts[value]] += found.pop(value)
+    return found
+
+
+def _texts(values: Collection[str]) -> dict[str, str]:
+    """The texts of digests, where nodes have both."""
+    digests = {value for value in values if is_digest(value)}
+    if not digests:
+        return {}
+    found = {digest_of(value): value for value in values if value not in digests}
+    return {digest: found[digest] for digest in digests & found.keys()}
 
 
 def odd_counts(found: Iterable[OddValue]) -> dict[str, int]:
@@ -122,24 +161,23 @@ class UsualValue(NamedTuple):
 
 def usual_values(values: Mapping[str, NodeValues], model: str) -> dict[str, UsualValue]:
     """The values that more than half of the nodes of a model have, by name."""
-    found: dict[str, Counter[str]] = {}
-    for content, nodes in Counter(one.texts for one in values.values()).items():
-        texts = by_name(content)
-        if texts.get(NODE_MODEL) == model:
-            for name, value in texts.items():
-                found.setdefault(name, Counter())[value] += nodes
-    usual = {name: (*held.most_common(1)[0], held.total()) for name, held in found.items()}
-    return {
-        name: UsualValue(value, nodes, peers)
-        for name, (value, nodes, peers) in usual.items()
-        if peers >= PEERS_MIN and 2 * nodes > peers
-    }
+    usual: dict[str, UsualValue] = {}
+    alike = _by_model(values).get(model, {})
+    for name in VALUE_NAMES:
+        counts = _counts(alike, name)
+        peers = sum(counts.values())
+        value = max(counts, key=counts.__getitem__, default="")
+        if peers >= PEERS_MIN and 2 * counts[value] > peers:
+            usual[name] = UsualValue(value, counts[value], peers)
+    return usual
 
 
-def _may_be_odd(found: Iterable[str]) -> bool:
-    """Whether nodes have several values, or devices of all nodes do: nearly all values are neither."""
-    found = [*found]
-    return len(found) > 1 or any(exceptions(value)[1] for value in found)
+def _may_be_odd(counts: Mapping[str, int]) -> bool:
+    """Whether nodes have several values, one of them most, or devices of all nodes do. Nearly all have neither."""
+    most = max(counts.values(), default=0)
+    if 2 * most <= sum(counts.values()):
+        return False
+    return len(counts) > 1 or any(exceptions(value)[1] for value in counts)
 
 
 class _Peers:
@@ -147,7 +185,7 @@ class _Peers:
 
     def __init__(
         self,
-        name: str,
+        name: ValueName,
         holders: Mapping[str, list[str]],
         values: Mapping[str, NodeValues],
         at: float,
@@ -212,12 +250,11 @@ class _Peers:
         begin, end = self._at - 2 * ROLLOUT_S, self._at + _CLOCKS_S
         found = []
         for node in nodes:
-            _, changes, since = self._values[node]
-            known = [
-                _Change(when, _Kind.CHANGED if was else _Kind.NO_PAST)
-                for name, was, when in changes
-                if name == self._name and begin < when <= end
-            ]
+            values = self._values[node]
+            changed, since = last_change(values, self._name), values.since
+            known = []
+            if begin < abs(changed) <= end:
+                known.append(_Change(abs(changed), _Kind.CHANGED if changed > 0 else _Kind.NO_PAST))
             if since is not None and begin < since <= end:
                 known.append(_Change(since, _Kind.JOINED))
             if known:
@@ -239,5 +276,5 @@ class _Change(NamedTuple):
 def _is_expected(value: str, pattern: str) -> bool:
     """A digest may be anything, so it is no contradiction."""
     usual, others = exceptions(value)
-    found = [text for text in (usual, *others.values()) if text and not is_digest(text)]
+    found = [text for text in (usual, *others.values()) if text and not has_digest(text)]
     return all(fnmatchcase(text, pattern) for text in found)

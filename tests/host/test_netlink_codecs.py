@@ -254,11 +254,15 @@ def test_rings_channels_and_pause_are_texts_of_what_is_in_use() -> None:
     rings = attribute(2, u32(8192)), attribute(5, u32(8192)), attribute(6, u32(1024)), attribute(9, u32(512))
     assert nic_settings.rings_of(GENERIC + header() + b"".join(rings)).text == "rx 1024 tx 512"
     channels = attribute(5, u32(63)), attribute(8, u32(1)), attribute(9, u32(8)), attribute(6, u32(0))
-    assert nic_settings.channels_of(GENERIC + header() + b"".join(channels)).text == "combined 8"
-    pause = attribute(2, u8(0)), attribute(3, u8(1)), attribute(4, u8(0))
+    assert nic_settings.channels_of(GENERIC + header() + b"".join(channels)).text == "8"
     assert (
-        nic_settings.pause_setting_of(GENERIC + header() + b"".join(pause)).text == "rx on tx off autoneg off"
+        nic_settings.rings_of(GENERIC + header() + attribute(6, u32(512)) + attribute(9, u32(512))).text
+        == "512"
     )
+    pause = attribute(2, u8(0)), attribute(3, u8(1)), attribute(4, u8(0))
+    assert nic_settings.pause_setting_of(GENERIC + header() + b"".join(pause)).text == "rx"
+    off = (attribute(kind, u8(0)) for kind in (2, 3, 4))
+    assert nic_settings.pause_setting_of(GENERIC + header() + b"".join(off)).text == "none"
     for read in (nic_settings.rings_of, nic_settings.channels_of, nic_settings.pause_setting_of):
         assert read(GENERIC + header()).text is None, "the driver does not say it"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.fabric.node_values import by_name, values_text
 from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running
 from tests.support.waiting import until
 
@@ -15,7 +16,7 @@ NAMES = [f"node-0{number}" for number in range(4)]
 
 
 def compared(mtu: int = 9000) -> dict[str, Any]:
-    return {"values": ["model=DGX H100", f"MTU={mtu}"], "since": "2020-01-01T00:00:00Z"}
+    return {"values": values_text({"model": "DGX H100", "MTU": str(mtu)}), "since": "2020-01-01T00:00:00Z"}
 
 
 async def test_values_are_known_without_a_plan_and_leave_with_their_report() -> None:
@@ -27,7 +28,7 @@ async def test_values_are_known_without_a_plan_and_leave_with_their_report() -> 
         for number, name in enumerate(NAMES):
             server.put(nodelinks(name, leaves(0)) | {"compared": compared(1500 if number == 3 else 9000)})
         await until(lambda: len(values) == 4)
-        assert values["node-03"].texts == ("model=DGX H100", "MTU=1500")
+        assert by_name(values["node-03"].values) == {"model": "DGX H100", "MTU": "1500"}
         await asyncio.sleep(120)
         assert controller.progress.plans == plans
         server.put(nodelinks("node-03", leaves(0)))
@@ -48,7 +49,7 @@ async def test_the_metric_counts_odd_nodes_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [7, "x", {"values": 3}, {"values": [1]}, {"changes": [{"name": "MTU"}]}, None]
+    "wrong", [7, "x", {"values": 3}, {"values": ["MTU=1500"]}, {"changes": [{"name": "MTU"}]}, None]
 )
 async def test_unreadable_values_leave_the_links_of_the_report(wrong: Any) -> None:
     """As a later or broken agent may write them where no definition refuses it."""

@@ -107,15 +107,21 @@ def test_vfs_without_a_mac_set_by_the_pf_are_offered(run: Run) -> None:
 def compared_texts(before: dict) -> dict[str, str]:
     """The values of a PF in the form of ``nodeagent diff``, from the output of ethtool and from sysfs."""
     rings, channels, pause, driver = (before[part] for part in ("rings", "channels", "pause", "driver"))
+    equal, words = rings["RX"] == rings["TX"], {"rx": "RX", "tx": "TX", "autoneg": "Autonegotiate"}
+    generation = {
+        "2.5 GT/s PCIe": "gen1",
+        "5.0 GT/s PCIe": "gen2",
+        "8.0 GT/s PCIe": "gen3",
+        "16.0 GT/s PCIe": "gen4",
+    }
     return {
-        "rings": f"rx {rings['RX']} tx {rings['TX']}",
-        "channels": f"combined {channels['Combined']}",
-        "pause": f"rx {pause['RX']} tx {pause['TX']} autoneg {pause['Autonegotiate']}",
+        "rings": rings["RX"] if equal else f"rx {rings['RX']} tx {rings['TX']}",
+        "channels": channels["Combined"],
+        "pause": " ".join(word for word, key in words.items() if pause[key] == "on") or "none",
         "NIC driver": driver["driver"],
         "NIC firmware": driver["firmware-version"],
         "IOMMU": before["type"],
-        "NIC PCIe": f"{before['current_link_speed'].removesuffix(' PCIe')}".replace(".0 ", " ")
-        + f" x{before['current_link_width']}",
+        "NIC PCIe": f"{generation[before['current_link_speed']]} x{before['current_link_width']}",
         "MTU": before["mtu"],
         "VFs": before["sriov_numvfs"],
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import scan_machine
 from nodeagent.console.user_files import UserFileError
-from nodeagent.fabric.node_values import NodeValues, node_values, reported_values
+from nodeagent.fabric.node_values import NodeValues, values_text
 from nodeagent.features.peer_values.host_values import read_host
 from nodeagent.features.peer_values.value_table import model_of, node_reading, read_values, texts_of
 from nodeagent.host.gpu_driver import DriverError
@@ -18,6 +18,8 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 
+_WHOLE = 1 << 20
+"""Characters: nobody sends the values of a capture, so none is a digest."""
 _EXPECTED = "a folder that `nodeagent capture` has written"
 
 
@@ -42,7 +44,7 @@ def captured_values(folder: str) -> NodeValues:
         reading = node_reading(view.snapshot, samples, names, read_host(tree, compared), None)
     except (SysfsError, DriverError) as error:
         raise UserFileError(folder, f"it cannot be read: {error}", _EXPECTED) from error
-    return node_values(reported_values(texts_of(read_values(reading), model_of(reading)), None, 0.0))
+    return NodeValues(values_text(texts_of(read_values(reading), model_of(reading)), _WHOLE))
 
 
 def _of_gpus(root: Path) -> Iterator[Sample]:

@@ -14,7 +14,7 @@ from nodeagent.commands.plan.preview import Preview, read_preview
 from nodeagent.console.options import FAILED, GOOD, USAGE
 from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import columns, note, screen, wrapped
-from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, NodeValues, by_name
+from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, NodeValues, by_name, same_value
 from nodeagent.fabric.odd_nodes import PEERS_MIN, UsualValue, usual_values
 from nodeagent.fabric.reports import shown
 
@@ -29,6 +29,10 @@ class Difference(NamedTuple):
     other: str | None
     nodes: int
     peers: int
+
+    @property
+    def differs(self) -> bool:
+        return self.here is not None and self.other is not None and not same_value(self.here, self.other)
 
 
 def show_differences(options: argparse.Namespace) -> int:
@@ -48,9 +52,9 @@ def show_differences(options: argparse.Namespace) -> int:
             if node not in known:
                 note(_why_unknown(preview, known, node))
                 return USAGE
-    mine = by_name(known[nodes[0]].texts)
+    mine = by_name(known[nodes[0]].values)
     if len(nodes) > 1:
-        theirs = by_name(known[nodes[1]].texts)
+        theirs = by_name(known[nodes[1]].values)
         usual = {name: UsualValue(value, 1, 1) for name, value in theirs.items()}
         against = nodes[1]
     else:
@@ -63,7 +67,7 @@ def show_differences(options: argparse.Namespace) -> int:
             )
             return USAGE
     found = [*_differences(mine, usual, every=options.all, models=len(nodes) > 1)]
-    differ = [one for one in found if None not in (one.here, one.other) and one.here != one.other]
+    differ = [one for one in found if one.differs]
     if options.json:
         document = {"node": nodes[0], "against": nodes[1] if len(nodes) > 1 else None}
         print(json.dumps(origin | document | {"values": [one._asdict() for one in found]}, indent=2))
@@ -95,12 +99,10 @@ def _differences(
     found = []
     for name in names:
         here, other = mine.get(name), usual.get(name)
-        if (here is None and other is None) or (
-            not every and (here is None or other is None or here == other.value)
-        ):
-            continue
         value, nodes, peers = other or (None, 0, 0)
-        found.append(Difference(name, here, value, nodes, peers))
+        one = Difference(name, here, value, nodes, peers)
+        if one.differs or (every and (here, value) != (None, None)):
+            found.append(one)
     return found
 
 

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import NamedTuple
 
-from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, ValueName, plain_value, summary
-from nodeagent.fabric.switch_keys import digest
+from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, ValueName, model_text, summary
 from nodeagent.facts.model import ETHERNET, Function, Gpu, Link, Snapshot
 from nodeagent.features.peer_values.host_values import HostValues
 from nodeagent.host.netlink.nic_settings import NicSettings
 from nodeagent.measurements.sample import Sample, Source
 
-_MODEL_MAX = 64
 _WHOLE = "node"
 """The device of a value that the node has once."""
 BOOT_PARAMETERS = (
@@ -31,6 +29,8 @@ BOOT_PARAMETERS = (
 )  # fmt: skip
 """The parameters that matter for GPUs and NICs. Others, such as the root of the file system, differ by nature."""
 
+_PCIE_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+"""By GT/s (PCI Express Base Specification, data rates)."""
 _UNKNOWN = NicSettings()
 _WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
 
@@ -129,8 +129,7 @@ def model_of(reading: NodeReading) -> str:
     gpus = Counter(gpu.name for gpu in reading.snapshot.gpus)
     nics = Counter(f"{nic.vendor}:{nic.device}" for nic in reading.nics.values())
     parts = [f"{count} x {name}" for name, count in sorted(gpus.items()) + sorted(nics.items())]
-    whole = plain_value(", ".join([reading.snapshot.product or "unknown product", *parts]))
-    return whole if len(whole) <= _MODEL_MAX else f"{whole[: _MODEL_MAX - 9]}#{digest(whole)}"
+    return model_text(", ".join([reading.snapshot.product or "unknown product", *parts]))
 
 
 # --- how each is read ---------------------------------------------------------------------------------------
@@ -179,12 +178,15 @@ def _nvlinks(reading: NodeReading, gpu: Gpu) -> str | None:
 
 def _nic_pcie(reading: NodeReading, nic: Function) -> str | None:
     speed, width = (reading.number(nic.pci_address, Source.PCIE, name) for name in ("pcie_gts", "pcie_width"))
-    return None if speed is None or width is None else f"{speed:g} GT/s x{width:.0f}"
+    if speed is None or width is None:
+        return None
+    generation = _PCIE_GENERATIONS.get(speed)
+    return f"{speed:g} GT/s x{width:.0f}" if generation is None else f"gen{generation} x{width:.0f}"
 
 
 def _speed(reading: NodeReading, nic: Function) -> str | None:
     link = reading.links.get(nic.pci_address)
-    return None if link is None or not link.carrier or not link.speed_mbps else f"{link.speed_mbps} Mbit/s"
+    return None if link is None or not link.carrier or not link.speed_mbps else f"{link.speed_mbps / 1000:g}G"
 
 
 def _lanes(reading: NodeReading, nic: Function) -> str | None:

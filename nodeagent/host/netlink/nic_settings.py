@@ -33,8 +33,8 @@ _PAUSE = {"rx": 3, "tx": 4, "autoneg": 2}
 
 
 class NicSettings(Struct, frozen=True, omit_defaults=True):
-    """Settings as texts, such as ``rx 8192 tx 8192``; ``None`` where the driver does not say it. ``pfc``: the
-    priorities with PFC."""
+    """Settings as texts, such as ``rx 8192 tx 512``, or ``8192`` if both are equal; ``None`` where the driver does not
+    say it. ``pause``: for what it is on. ``pfc``: the priorities with PFC."""
 
     pfc: tuple[int, ...] | None = None
     pause: str | None = None
@@ -57,17 +57,18 @@ def channels_of(payload: bytes) -> _Setting:
 def pause_setting_of(payload: bytes) -> _Setting:
     attrs = attributes(payload, HEADER_BYTES)
     known = {word: number(attrs.get(kind)) for word, kind in _PAUSE.items()}
-    words = [f"{word} {'on' if value else 'off'}" for word, value in known.items() if value is not None]
-    return _Setting(ifindex_of(attrs), " ".join(words) or None)
+    if None in known.values():
+        return _Setting(ifindex_of(attrs), None)
+    return _Setting(ifindex_of(attrs), " ".join(word for word, value in known.items() if value) or "none")
 
 
 def _counts(payload: bytes, kinds: Mapping[str, int]) -> _Setting:
     """A kind of ring or channel that a NIC does not have is absent, or 0."""
     attrs = attributes(payload, HEADER_BYTES)
-    counts = {word: number(attrs.get(kind)) for word, kind in kinds.items()}
-    return _Setting(
-        ifindex_of(attrs), " ".join(f"{word} {count}" for word, count in counts.items() if count) or None
-    )
+    counts = {word: count for word, kind in kinds.items() if (count := number(attrs.get(kind)))}
+    if len(equal := {*counts.values()}) == 1:
+        return _Setting(ifindex_of(attrs), str(*equal))
+    return _Setting(ifindex_of(attrs), " ".join(f"{word} {count}" for word, count in counts.items()) or None)
 
 
 _RINGS_QUERY = PortQuery("rings", _RINGS_GET, _COMPACT_BITSETS, rings_of)

@@ -7,12 +7,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import NodeReporter, body, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
-from nodeagent.fabric.node_values import NODE_MODEL, VALUE_NAMES, by_name, reported_values
-from nodeagent.fabric.nodelinks import convert_nodelinks
+from nodeagent.fabric.node_values import (
+    NODE_MODEL,
+    VALUE_NAMES,
+    by_name,
+    reported_values,
+    same_value,
+    values_text,
+)
+from nodeagent.fabric.nodelinks import ComparedValues, convert_nodelinks
 from nodeagent.facts.model import Function, Gpu, Link, Rdma, Snapshot
 from nodeagent.features.peer_values import value_table, value_watch
 from nodeagent.features.peer_values.compare_task import start_compare
@@ -48,9 +57,7 @@ HOST = HostValues(
     kernel="6.8.0-79-generic",
     command_line=COMMAND_LINE,
     iommu=dict.fromkeys(NICS, "identity"),
-    nics=dict.fromkeys(
-        NICS, NicSettings((3,), "rx off tx off autoneg off", "rx 8192 tx 8192", "combined 63")
-    ),
+    nics=dict.fromkeys(NICS, NicSettings((3,), "none", "8192", "63")),
 )
 AGENT = RunningAgent("2026.11.1", "0badcafe")
 
@@ -101,7 +108,7 @@ SNAPSHOT = Snapshot(
     gpu_driver="580.95.05",
 )
 READ = {
-    NODE_MODEL: "NVIDIA DGX H100, 8 x NVIDIA H100, 8 x 15b3:1021",
+    NODE_MODEL: "NVIDIA DGX H100, 8 x NVID#481ad0",
     "GPU driver": "580.95.05",
     "GPU VBIOS": "96.00.CF.00.01",
     "GPU power limit": "700 W",
@@ -112,16 +119,16 @@ READ = {
     "NVLinks": "18",
     "NIC driver": "mlx5_core",
     "NIC firmware": "28.43.2026 (MT_0000000838)",
-    "NIC PCIe": "32 GT/s x16",
+    "NIC PCIe": "gen5 x16",
     "link type": "ethernet",
-    "link speed": "400000 Mbit/s",
+    "link speed": "400G",
     "link lanes": "4",
     "FEC": "RS",
     "MTU": "9000",
     "PFC": "3",
-    "pause": "rx off tx off autoneg off",
-    "rings": "rx 8192 tx 8192",
-    "channels": "combined 63",
+    "pause": "none",
+    "rings": "8192",
+    "channels": "63",
     "VFs": "16",
     "IOMMU": "identity",
     "kernel": "6.8.0-79-generic",
@@ -190,12 +197,51 @@ def test_a_long_model_keeps_its_beginning_and_differs_from_others() -> None:
         for n in range(2)
     }
     assert len(models) == 2
-    assert max(map(len, models)) <= 64
+    assert max(map(len, models)) <= 32
 
 
-def test_the_size_of_a_whole_report_is_bounded() -> None:
-    whole = reported_values(READ, None, 1_790_000_000.0)
-    assert len(msgspec.json.encode(whole)) < 850
+def reported_bytes(values: dict[str, str], earlier: dict[str, str] | None = None) -> int:
+    """The bytes that the values add to a report."""
+    first = None if earlier is None else reported_values(earlier, None, 1_790_000_000.0 - 3600)
+    compared = reported_values(values, first, 1_790_000_000.0)
+    return len(msgspec.json.encode(Report(compared))) - len(b"{}")
+
+
+class Report(msgspec.Struct):
+    compared: ComparedValues
+
+
+def test_the_values_of_a_whole_node_take_less_than_300_bytes_of_a_report() -> None:
+    usual = READ | {"boot parameters": "iommu=pt pci=realloc=off"}
+    assert reported_bytes(usual) <= 300
+    assert by_name(values_text(usual)) == usual, "as text, all of them"
+    assert reported_bytes(READ) <= 300
+    assert {name for name, value in by_name(values_text(READ)).items() if value != READ[name]} == {
+        "boot parameters"
+    }
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(VALUE_NAMES),
+        st.dictionaries(
+            st.sampled_from([*NAMES.values()]), st.text(min_size=1, max_size=50), min_size=1, max_size=8
+        ),
+    ),
+    st.text(max_size=90),
+)
+@example({name: {"nic0": '"\\|' * 20, "nic1": "\U0001f600"} for name in VALUE_NAMES}, "|" * 90)
+def test_no_values_take_more_than_300_bytes(values: dict[str, dict[str, str]], model: str) -> None:
+    texts = texts_of(values, value_table.model_text(model))
+    assert reported_bytes(texts) <= 300
+    read = by_name(values_text(texts))
+    assert all(same_value(read[name], texts[name]) for name in VALUE_NAMES if name in texts)
+
+
+def test_values_that_changed_together_cost_one_date() -> None:
+    """As after a boot into a new image; the date leaves after some days."""
+    changed = ("GPU driver", "kernel", "agent", "NIC firmware")
+    assert reported_bytes(READ, READ | dict.fromkeys(changed, "before")) <= 300 + 130
 
 
 def _with(**other: object) -> Snapshot:
@@ -349,7 +395,9 @@ def test_after_a_start_the_last_values_stand_until_they_are_read_and_keep_their_
     read = report(Snapshot(compared=(("MTU", "9000"),)), "n1", {}, starting, now=90.0)
     assert read.compared == first.compared
     changed = report(Snapshot(compared=(("MTU", "1500"),)), "n1", {}, read, now=120.0)
-    assert [(one.was, one.since) for one in changed.compared.changes] == [("9000", "1970-01-01T00:02:00Z")]
+    assert [(one.values, one.since) for one in changed.compared.changes] == [
+        (("MTU",), "1970-01-01T00:02:00Z")
+    ]
     assert report(Snapshot(), "n1", {}, changed, now=300.0).compared is None, "it does not compare any more"
 
 
@@ -357,3 +405,9 @@ def test_the_names_of_the_table_are_those_of_the_report() -> None:
     tables = (value_table._OF_NODE, value_table._OF_GPU, value_table._OF_NIC)
     assert sorted(name for table in tables for name in table) == sorted(VALUE_NAMES)
     assert json.loads(json.dumps(VALUE_NAMES))
+
+
+def test_the_page_has_the_order_of_the_values() -> None:
+    page = (Path(__file__).parents[3] / "docs/odd-nodes.md").read_text(encoding="utf-8")
+    assert f"the order is: {', '.join(VALUE_NAMES)}." in " ".join(page.split())
+    assert f"values: {values_text(READ).partition('|gen5 x16|ethernet')[0]}|…" in page
