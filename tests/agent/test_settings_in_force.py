@@ -110,6 +110,18 @@ LIVE: dict[str, tuple[Text, Any, Shown]] = {
     "resources[vf].preferred": (of("vf"), "pack", offered),
     "resources[vf].deviceListStrategy": (of("vf"), "cdi", offered),
     "resources[vf].vhostNet": (of("vf"), True, offered),
+    **{
+        f"resources[nic].select.{key}": (of("nic"), value, offered)
+        for key, value in SELECTED.items()
+        if key not in ("vfIndexes", "defaultRoute")
+    },
+    "resources[nic].name": (of("nic"), "rail{rail}", offered),
+    "resources[nic].mode": (of("nic"), "dra", offered),
+    "resources[nic].tell": (of("nic"), ["vllm"], offered),
+    "resources[nic].driver": (of("nic"), "vfio-pci", offered),
+    "resources[nic].preferred": (of("nic"), "pack", offered),
+    "resources[nic].deviceListStrategy": (of("nic"), "cdi", offered),
+    "resources[nic].vhostNet": (of("nic"), True, offered),
     **{f"resources[gpu-mem].select.{key}": (of("gpu-mem"), value, offered) for key, value in GPUS.items()},
     "resources[gpu-mem].name": (of("gpu-mem"), "memory", offered),
     "resources[gpu-mem].mode": (of("gpu-mem"), "dra", offered),
@@ -163,7 +175,7 @@ STARTED: Text = {
     "cluster": {"access": "kubeconfig", "events": False, "evict": {"enabled": True}},
     "gpu": {"health": {"processes": True}},
     "nvSentinel": {"socket": "/run/none.sock"},
-    "vfs": [{"select": {"vendors": ["15b3"]}, "count": 4}],
+    "vfs": [{"select": {"vendors": ["8086"]}, "count": 4}],
 }  # fmt: skip
 """The start of a running agent, so that each other setting can be changed alone."""
 OTHER: dict[str, Any] = {
@@ -206,7 +218,8 @@ TOGETHER = {
 
 @asynccontextmanager
 async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Node, ApiServer]]:
-    """A node whose first link is down and whose second GPU has a MIG device, and an API server."""
+    """A node whose first link is down, whose last NIC has no VFs and whose second GPU has a MIG device, and an API
+    server."""
     shorten_holdings(monkeypatch)
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
     server = await ApiServer().start()
@@ -223,6 +236,7 @@ async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         async with node() as n:
             n.machine.set_mig_mode(1, on=True)
             n.machine.make_mig_device(1, "MIG-a", "1g.10gb", 9856)
+            n.machine.set_vfs(max(it.address for it in n.machine.pfs if it.num_vfs), 0)
             await n.kubelet.start()
             await n.start_agent(write(n, {}), node_name="n1")
             Rounds(n.agent.offering)

@@ -27,7 +27,8 @@ def held(nic: Function, claim: str = "", *more: Function) -> Snapshot:
 def affected(snapshot: Snapshot) -> list[str]:
     offered = {"x/whole0": WHOLE0.devices(snapshot)}
     return [
-        f"{pod.namespace}/{pod.pod} {pod.device.title}" for pod in affected_pods(snapshot, tuple(offered.items()))
+        f"{pod.namespace}/{pod.pod} {pod.device.title}"
+        for pod in affected_pods(snapshot, tuple(offered.items()))
     ]
 
 
