@@ -74,7 +74,7 @@ class Config(Settings, frozen=True, kw_only=True):
     """The configuration of one node's agent."""
 
     misplaced: ClassVar[Mapping[str, str]] = {
-        "mode": "it is a setting of the entries of resources of kind gpu-mem, vf and mig",
+        "mode": "it is a setting of the entries of resources of kind gpu-mem, vf, nic, rdma and mig",
     }
     when_empty: ClassVar[str] = "`nodeagent config defaults` prints one to start from"
     api_version: Annotated[

@@ -91,11 +91,13 @@ def interface_name(pattern: str, rail: int, place: int) -> str:
 
 class AddressPlan(Struct, frozen=True):
     """``prefix`` is the pattern of the rails' prefixes, the same on all nodes, as are ``nodes``, the highest number of
-    a node, and ``vfs``, the most VFs of a PF: they decide how a prefix is divided."""
+    a node, ``vfs``, the most VFs of a PF, and ``shares``, the most shares of an HCA: they decide how a prefix is
+    divided. The parts of shares come after those of VFs."""
 
     prefix: str
     nodes: int
     vfs: int
+    shares: int = 0
 
     def faults(self) -> Iterator[str]:
         """Yield each reason why the plan does not fit, of the first rail alone where it is true for all."""
@@ -113,11 +115,13 @@ class AddressPlan(Struct, frozen=True):
             return
         room = max(0, self._part(prefix) - 2)
         if room < self.nodes:
-            bits = (self.nodes + 1).bit_length() + self.vfs.bit_length()
+            bits = (self.nodes + 1).bit_length() + (self.vfs + self.shares).bit_length()
+            and_shares = f" and {self.shares} shares" if self.shares else ""
             shorter = f"use a prefix of /{32 - bits} or shorter, or " if bits <= 24 else ""
+            lower = "`nodes`, `vfs` or `shares`" if self.shares else "`nodes` or `vfs`"
             yield (
-                f"{prefix} has numbers for {room} nodes with {self.vfs} VFs of a PF, not for {self.nodes}: "
-                f"{shorter}lower `nodes` or `vfs`"
+                f"{prefix} has numbers for {room} nodes with {self.vfs} VFs{and_shares} of a PF, not for {self.nodes}: "
+                f"{shorter}lower {lower}"
             )
 
     def of(self, rail: int) -> PrefixOfRail:
@@ -131,16 +135,23 @@ class AddressPlan(Struct, frozen=True):
     def address(self, rail: int, vf_index: int, *, pf: Iterable[VfAddress], mac: str | None) -> VfAddress:
         """The address of a VF in its pod. ``pf`` are the addresses of its PF on this node, ``mac`` is the VF's MAC
         address (``02:00:00:00:00:01``). Raises ``AddressPlanError``."""
+        if vf_index >= self.vfs and isinstance(self.of(rail), IPv4Network):
+            raise AddressPlanError(f"VF {vf_index} of its PF is beyond `vfs: {self.vfs}`")
+        return self._in_part(rail, vf_index + 1, pf, mac)
+
+    def share_address(self, rail: int, share: int, *, pf: Iterable[VfAddress], mac: str) -> VfAddress:
+        """The address of a share of an HCA in its pod; ``share`` is its number. See ``address``."""
+        if share >= self.shares and isinstance(self.of(rail), IPv4Network):
+            raise AddressPlanError(f"share {share} of its HCA is beyond `attach.shares: {self.shares}`")
+        return self._in_part(rail, self.vfs + share + 1, pf, mac)
+
+    def _in_part(self, rail: int, part: int, pf: Iterable[VfAddress], mac: str | None) -> VfAddress:
         for fault in self.faults():
             raise AddressPlanError(fault)
         prefix = self.of(rail)
         if isinstance(prefix, IPv6Network):
             return _by_mac(prefix, mac)
-        if vf_index >= self.vfs:
-            raise AddressPlanError(f"VF {vf_index} of its PF is beyond `vfs: {self.vfs}`")
-        number = self.node_number(rail, pf)
-        part = self._part(prefix)
-        host = int(prefix.network_address) + (vf_index + 1) * part + number
+        host = int(prefix.network_address) + part * self._part(prefix) + self.node_number(rail, pf)
         return IPv4Interface((host, prefix.prefixlen))
 
     def node_number(self, rail: int, pf: Iterable[VfAddress]) -> int:
@@ -166,8 +177,9 @@ class AddressPlan(Struct, frozen=True):
         return number
 
     def _part(self, prefix: IPv4Network) -> int:
-        """How many addresses a part has: one part for the PFs and one for each VF, rounded up to a power of two."""
-        return prefix.num_addresses >> self.vfs.bit_length()
+        """How many addresses a part has: one part for the PFs and one for each VF and share, rounded up to a power
+        of two."""
+        return prefix.num_addresses >> (self.vfs + self.shares).bit_length()
 
 
 def _by_mac(prefix: IPv6Network, mac: str | None) -> IPv6Interface:

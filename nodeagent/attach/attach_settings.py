@@ -65,6 +65,13 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         Annotated[int, msgspec.Meta(ge=1, le=256)],
         setting("The most VFs of a PF, with IPv4 `addresses`. The same on all nodes: it divides the prefix."),
     ] = 8
+    shares: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=1000)],
+        setting(
+            "The most shares of an HCA (kind rdma) that get an address, with IPv4 `addresses`. The same on all nodes: "
+            "it divides the prefix beside `vfs`."
+        ),
+    ] = 0
 
     probe: Annotated[
         bool,
@@ -77,7 +84,9 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def address_plan(self) -> AddressPlan | None:
-        return None if self.addresses is None else AddressPlan(self.addresses, self.nodes, self.vfs)
+        return (
+            None if self.addresses is None else AddressPlan(self.addresses, self.nodes, self.vfs, self.shares)
+        )
 
 
 def attach_conflicts(settings: AttachSettings) -> Iterator[Conflict]:
@@ -89,4 +98,4 @@ def attach_conflicts(settings: AttachSettings) -> Iterator[Conflict]:
         )
     if (plan := settings.address_plan) is not None:
         for fault in plan.faults():
-            yield Conflict((("addresses",), ("nodes",), ("vfs",)), fault)
+            yield Conflict((("addresses",), ("nodes",), ("vfs",), ("shares",)), fault)

@@ -362,9 +362,14 @@ class Attachments:
         if sandbox.on_host:
             self._fetch(missing, sandbox, plan)
             there = self._netdevs.on_host(plan)
-            if lost := devices - there.keys():
+            on_host = {link.device: there.get(link.parent or link.device) for link in links}
+            if lost := [device for device, netdev in on_host.items() if netdev is None]:
                 raise AttachError(f"{min(lost)}: its netdev is not on the host", "find")
-            return False, {one: Entry(there[one].name, "", known.stamps[one]) for one in sorted(devices)}
+            return False, {
+                one: Entry(netdev.name, "", known.stamps[one])
+                for one, netdev in sorted(on_host.items())
+                if netdev is not None
+            }
         before = self._netdevs.inside(sandbox.network).keys()
         self._fetch(missing - before, sandbox, plan)
         present = self._netdevs.attach(sandbox.network, links)

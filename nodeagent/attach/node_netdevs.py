@@ -27,6 +27,7 @@ from nodeagent.attach.pod_netdevs import (
     restore_name,
 )
 from nodeagent.attach.pod_plan import AttachPlan, PodLink, has_our_name
+from nodeagent.attach.share_netdevs import is_share
 from nodeagent.host.netlink.addresses import addresses_by_ifindex
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.netdevs import Netdev
@@ -70,7 +71,7 @@ class NodeNetdevs:
         with open_namespace(self._host) as host, open_namespace(network) as there:
             new = {link.device for link in links} - devices_in(there, self._device_of).keys()
             self._refuse_duplicates(host, [link for link in links if link.device in new])
-            self._names.leave(new)
+            self._names.leave({device for device in new if not is_share(device)})
             attach(host, there, links, self._names.known, self._device_of)
             return self._inside(there)
 
@@ -142,7 +143,7 @@ class NodeNetdevs:
 
     def _is_ours(self, plan: AttachPlan | None, device: str, name: str) -> bool:
         """Whether a netdev in a pod is there by us; the pod may have renamed it, the file of names may be lost."""
-        if plan is None or device not in plan.vfs:
+        if plan is None or device not in plan.vfs or is_share(device):
             return True
         return device in self._names.away or has_our_name(plan, device, name)
 

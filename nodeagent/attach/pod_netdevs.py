@@ -17,6 +17,7 @@ from typing import NamedTuple
 from nodeagent.attach.address_plan import VfAddress
 from nodeagent.attach.attach_files import AttachStep
 from nodeagent.attach.pod_plan import PodLink
+from nodeagent.attach.share_netdevs import is_share, share_group, share_of
 from nodeagent.base.bounded_calls import enter
 from nodeagent.host.netlink.addresses import addresses_by_ifindex
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
@@ -42,7 +43,7 @@ class AttachError(Exception):
 
 
 def pci_device(netdev: Netdev) -> str | None:
-    return netdev.pci_address
+    return netdev.pci_address or share_of(netdev)
 
 
 class OpenNamespace(NamedTuple):
@@ -89,13 +90,13 @@ def attach(
             step = "find"
             there = inside.get(link.device)
             if there is None:
-                here = on_host.get(link.device)
+                here = on_host.get(link.parent or link.device)
                 if here is None:
-                    raise NetlinkError("its netdev is neither on the host nor in the pod")
+                    raise NetlinkError(_nowhere(link))
                 moved.append(link.device)
                 step = "move"
                 enter(f"move {link.device}")
-                host.netdevs.move(here.ifindex, pod.descriptor, link.name)
+                _bring(host, pod, here, link)
                 there = _find(pod, link.device, device_of)
                 if there is None:
                     raise NetlinkError("its netdev left the host and is not in the pod")
@@ -125,13 +126,37 @@ def attach(
         raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}", step) from error
 
 
+def _nowhere(link: PodLink) -> str:
+    if link.parent is not None:
+        return f"the netdev of {link.parent} is not on the host"
+    return "its netdev is neither on the host nor in the pod"
+
+
+def _bring(host: OpenNamespace, pod: OpenNamespace, here: Netdev, link: PodLink) -> None:
+    """Move the netdev of a VF into a pod, or make that of a share there on the PF's."""
+    if link.parent is None:
+        host.netdevs.move(here.ifindex, pod.descriptor, link.name)
+        return
+    group = share_group(link.device)
+    if group is None:
+        raise NetlinkError(
+            "the PCI domain of its HCA is above 1f: netdevs of such shares cannot be told apart"
+        )
+    mac = bytes.fromhex(link.mac.replace(":", ""))
+    host.netdevs.add_macvlan(here.ifindex, pod.descriptor, link.name, mac, group)
+
+
 def give_back(
     host: OpenNamespace, pod: OpenNamespace, device: str, name: str | None, device_of: DeviceOf
 ) -> bool:
-    """Put a netdev of a pod back to the host, down, under its name there or a free one. Return whether it is there now;
-    it never was in the pod, or cannot leave it, otherwise."""
+    """Put a netdev of a pod back to the host, down, under its name there or a free one; remove that of a share. Return
+    whether it is there now, or removed; it never was in the pod, or cannot leave it, otherwise."""
     with suppress(NetlinkError):
         there = _find(pod, device, device_of)
+        if is_share(device):
+            if there is not None:
+                pod.netdevs.remove(there.ifindex)
+            return True
         for target in (name, _FREE_NAME):
             if there is None:
                 break

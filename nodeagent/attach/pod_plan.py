@@ -21,19 +21,21 @@ _TABLE_FIRST = 1000
 
 class PlannedVf(Struct, frozen=True):
     """``pf`` is the PCI address of the PF. ``address`` is that in a pod, with the length of its prefix. ``refusal``
-    says why there is none although the settings ask for one. ``mtu`` is that of the PF; ``None``: as it is."""
+    says why there is none although the settings ask for one. ``mtu`` is that of the PF; ``None``: as it is. ``mac`` is
+    set for a share of the HCA ``pf``: the MAC address of the netdev that a pod gets on top of it."""
 
     rail: int
     mtu: int | None = None
     address: str | None = None
     refusal: str = ""
     pf: str = ""
+    mac: str = ""
 
 
 class AttachPlan(Struct, frozen=True):
-    """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address. ``on``: new
-    pods get netdevs; otherwise only those that have some keep them until their end. ``probe``: ask whether another NIC
-    has the address."""
+    """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address, and the shares
+    of HCAs. ``on``: new pods get netdevs; otherwise only those that have some keep them until their end. ``probe``: ask
+    whether another NIC has the address."""
 
     interface: str
     vfs: Mapping[str, PlannedVf]
@@ -42,8 +44,9 @@ class AttachPlan(Struct, frozen=True):
 
 
 class PodLink(Struct, frozen=True):
-    """The netdev of one VF in its pod. ``table`` is its routing table, and the priority of its rule. ``asks``: the PCI
-    address of the PF that asks whether another NIC has the address; ``None``: nobody does."""
+    """The netdev of one VF or share in its pod. ``table`` is its routing table, and the priority of its rule. ``asks``:
+    the PCI address of the PF that asks whether another NIC has the address; ``None``: nobody does. ``parent``: that of
+    the PF on which the netdev of a share is made, with this ``mac``; ``None``: it is a VF's, and is moved."""
 
     device: str
     name: str
@@ -51,6 +54,8 @@ class PodLink(Struct, frozen=True):
     address: VfAddress | None
     table: int
     asks: str | None = None
+    parent: str | None = None
+    mac: str = ""
 
 
 def pod_links(
@@ -79,6 +84,8 @@ def pod_links(
                 None if vf.address is None else ip_interface(vf.address),
                 _TABLE_FIRST + vf.rail * OF_A_RAIL_MAX + place,
                 vf.pf if plan.probe and vf.pf else None,
+                vf.pf if vf.mac else None,
+                vf.mac,
             )
         )
     return tuple(links)

@@ -6,7 +6,7 @@ The agent writes it for `nodeagent attach`, and `nodeagent scan` shows it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -14,9 +14,12 @@ from pathlib import Path
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
+from nodeagent.attach.share_netdevs import is_share, share_mac
+from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Function, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.kinds.hca_shares import takes_netdevs
 from nodeagent.kinds.vf import has_netdev
 
 PfAddresses = Mapping[str, tuple[VfAddress, ...]]
@@ -29,10 +32,11 @@ def attach_plan(
     rails: Mapping[str, int],
     addresses: PfAddresses | None,
     gateways: Iterable[IPv4Address] = (),
+    offered: Iterable[Devices] = (),
 ) -> AttachPlan:
     """The plan for each VF with a netdev whose PF has a rail. Pure. ``rails`` are those of the PFs; ``addresses`` are
     ``None`` where they cannot be known, as on a machine that is looked at from elsewhere. ``gateways`` are those of the
-    node's routes."""
+    node's routes. ``offered`` are the devices of the resources, of which shares of HCAs have netdevs too."""
     links = {link.pci_address: link for link in snapshot.links}
     addressing = settings.address_plan
     taken = _taken(snapshot, addresses or {}, gateways)
@@ -46,7 +50,33 @@ def attach_plan(
             addressing, vf, rails[pf], None if addresses is None else addresses.get(pf, ()), taken
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
+    vfs |= dict(_planned_shares(addressing, snapshot, rails, addresses, taken, offered))
     return AttachPlan(settings.interface or "", vfs, probe=settings.probe)
+
+
+def _planned_shares(
+    plan: AddressPlan | None,
+    snapshot: Snapshot,
+    rails: Mapping[str, int],
+    addresses: PfAddresses | None,
+    taken: Mapping[IPv4Address | IPv6Address, str],
+    offered: Iterable[Devices],
+) -> Iterator[tuple[str, PlannedVf]]:
+    """Yield the shares of HCAs that get a netdev on top of their PF."""
+    links = {link.pci_address: link for link in snapshot.links}
+    pfs = {function.pci_address: function for function in snapshot.functions if function.parent is None}
+    for devices in offered:
+        address = devices.parent
+        pf, link = pfs.get(address), links.get(address)
+        base = None if link is None else link.permanent_mac or link.mac
+        if pf is None or link is None or base is None or address not in rails or not takes_netdevs(pf):
+            continue
+        of_pf = None if addresses is None else addresses.get(address, ())
+        for device in filter(is_share, devices.ids):
+            number = int(device.rpartition("::")[2])
+            mac = share_mac(base, number)
+            given, refusal = _share_address(plan, number, rails[address], of_pf, mac, taken)
+            yield device, PlannedVf(rails[address], link.mtu, given, refusal, address, mac)
 
 
 def _taken(
@@ -85,6 +115,30 @@ def _address(
         return None, (
             f"rail {rail}: {address.ip}, which the plan gives VF {vf.vf_index}, is the address of {owner}: give it one "
             "of the first part of the prefix, or choose other `attach.addresses`"
+        )
+    return str(address), ""
+
+
+def _share_address(
+    plan: AddressPlan | None,
+    number: int,
+    rail: int,
+    pf: Iterable[VfAddress] | None,
+    mac: str,
+    taken: Mapping[IPv4Address | IPv6Address, str],
+) -> tuple[str | None, str]:
+    if plan is None:
+        return None, ""
+    if pf is None and ":" not in plan.prefix:
+        return None, "the addresses of its PF are not known here"
+    try:
+        address = plan.share_address(rail, number, pf=pf or (), mac=mac)
+    except AddressPlanError as error:
+        return None, str(error)
+    if (owner := taken.get(address.ip)) is not None:
+        return (
+            None,
+            f"rail {rail}: {address.ip}, which the plan gives share {number}, is the address of {owner}",
         )
     return str(address), ""
 

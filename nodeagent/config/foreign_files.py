@@ -19,7 +19,8 @@ _BY_KEYS = (
     ({"version", "flags"}, f"the configuration of NVIDIA's device plugin: {_NVIDIA}"),
     (
         {"configList"},
-        "the configuration of k8s-rdma-shared-dev-plugin: nodeagent offers VFs, and no shares of a PF",
+        "the configuration of k8s-rdma-shared-dev-plugin: here it is kind rdma "
+        "(docs/migration.md#k8s-rdma-shared-dev-plugin)",
     ),
 )
 """sriov-network-device-plugin pkg/types/types.go (``resourceList``), k8s-device-plugin api/config/v1/config.go

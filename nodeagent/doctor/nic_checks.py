@@ -28,13 +28,14 @@ from nodeagent.host.sysfs import NET, SysfsError, Tree
 from nodeagent.kinds.hardware_selection import offers_vfs_of, selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import (
+    hca_entries,
     network_entries,
     vf_entries,
 )
 from nodeagent.kinds.vf import suits
 from nodeagent.kubelet import slice_sizes
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.sources.host_paths import RDMA_CM
+from nodeagent.sources.host_paths import RDMA_CM, rdma_exclusive
 from nodeagent.sources.machine_access import permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities, with_permanent_macs
 from nodeagent.sources.pci_source import PciFacts, scan
@@ -113,9 +114,15 @@ NICS_TOPIC = Topic(
         ),
         "rdma_lag": FACT,
         "rdma_cm_missing": Advice(
-            "Containers with VFs get no /dev/infiniband/rdma_cm, because the host has none: programs that connect by "
-            "rdma_cm (ib_write_bw -R, NVMe over RDMA, Lustre, UCX) fail.",
+            "Containers with VFs or shares of HCAs get no /dev/infiniband/rdma_cm, because the host has none: programs "
+            "that connect by rdma_cm (ib_write_bw -R, NVMe over RDMA, Lustre, UCX) fail.",
             "modprobe rdma_ucm on the host, and name it in /etc/modules-load.d",
+        ),
+        "rdma_exclusive": Advice(
+            "In this mode an RDMA device is in one network namespace alone, so no container can open that of the host. "
+            "The agent offers no share of an HCA.",
+            "rdma system set netns shared, while no RDMA device is in use, and options ib_core netns_mode=1 in "
+            "/etc/modprobe.d; or offer VFs, each of which has a device of its own",
         ),
         "link_mode_differs": Advice(
             "A port with the wrong mode in its firmware never has a link with its switch. The mode moves with the card "
@@ -174,6 +181,7 @@ class NicFacts:
     """``namespace_netdevs``: netdevs in the network namespace of this process; ``None`` for another machine.
     ``domains``: type of each PF's IOMMU domain, ``identity`` or ``DMA-FQ``. ``flags``: private flags by netdev.
     ``masters``: the bond of each netdev that is in one. ``rdma_cm``: the host has /dev/infiniband/rdma_cm.
+    ``rdma_exclusive``: the kernel is in the exclusive RDMA mode.
     ``shared_subnets``: the netdevs of PFs in one IPv4 subnet that answer ARP for each other. ``disabled_vfs``: the VFs
     that have the link state disable at their PF.
     """
@@ -187,6 +195,7 @@ class NicFacts:
     disabled_vfs: tuple[str, ...] = ()
     masters: Mapping[str, str] = field(default_factory=dict)
     rdma_cm: bool = True
+    rdma_exclusive: bool = False
 
     @property
     def pfs(self) -> list[Function]:
@@ -219,6 +228,7 @@ async def read_nics(target: Target) -> NicFacts:
             if pf.netdev is not None and (master := tree.link(f"{NET}/{pf.netdev}/master"))
         },
         rdma_cm=tree.exists(RDMA_CM),
+        rdma_exclusive=rdma_exclusive(tree),
         # pyroute2 has an event loop of its own.
         disabled_vfs=() if target.recorded else await in_thread(partial(_disabled_vfs, tree, facts)),
     )
@@ -461,10 +471,14 @@ def _rdma(nics: NicFacts, config: Config) -> Iterator[Finding]:
     alone = [pf for pf in mute if pf.pci_address not in shared]
     if alone:
         yield NICS_TOPIC.note("rdma_missing", f"no RDMA device on {shortened_list(_names(alone))}")
+    if nics.rdma_exclusive and hca_entries(config.resources):
+        yield NICS_TOPIC.fix(
+            "rdma_exclusive", "the kernel is in the exclusive RDMA mode, and resources share HCAs"
+        )
     entries = network_entries(config.resources)
-    offers, whole = bool(entries), any(entry.whole for entry in entries)
-    able = any(it.rdma is not None for it in nics.facts.functions if it.parent is not None or whole)
-    if offers and able and not nics.rdma_cm:
+    of_pfs = bool(hca_entries(config.resources)) or any(entry.whole for entry in entries)
+    able = any(it.rdma is not None for it in nics.facts.functions if it.parent is not None or of_pfs)
+    if entries and able and not nics.rdma_cm:
         yield NICS_TOPIC.warn(
             "rdma_cm_missing", f"the host has no {RDMA_CM}: the module rdma_ucm is not loaded"
         )

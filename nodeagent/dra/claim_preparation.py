@@ -29,6 +29,7 @@ from nodeagent.dra.devices import (
     gpu_name,
     plugin_holders,
     pool_name,
+    shared_hca,
 )
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
@@ -145,7 +146,7 @@ def renewed(
         if device is None:
             raise Refused(f"{ascii_name(it.device)} is no device of this node any more")
         gone = [vf for vf in it.vfs if vf not in here]
-        if device.slices(it.amount) and device.gone:
+        if (device.slices(it.amount) or it.hca) and it.amount and device.gone:
             gone.append(device.name)
         if gone:
             raise Refused(f"{ascii_name(gone[0])} is not there any more")
@@ -455,6 +456,7 @@ def _prepared(
             if vf.pci_address in share.vfs
         ),
         device.slot,
+        shared_hca(device),
     )
 
 

@@ -179,6 +179,8 @@ def _data(device: PreparedDevice) -> _Json:
         return {"adminAccess": True}
     if device.uuid:
         return {"uuid": device.uuid, "memoryMiB": device.amount}
+    if device.hca:
+        return {"hca": {"pciAddress": device.hca, "shares": device.amount}}
     known = {it.pci_address: it for it in device.interfaces}
     vfs = []
     for address in device.vfs[:VFS_MAX]:

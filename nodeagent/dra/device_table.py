@@ -9,11 +9,13 @@ import msgspec
 
 from nodeagent.dra.devices import DraDevice
 from nodeagent.dra.gpu_device import gpu_devices
+from nodeagent.dra.hca_device import hca_devices
 from nodeagent.dra.mig_place import mig_place_devices
 from nodeagent.dra.pf_device import pf_devices
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.hca_shares import HcaShares
 from nodeagent.kinds.mig import MigPlaces
 from nodeagent.kinds.vf import VfPool
 
@@ -30,6 +32,7 @@ class ClaimEntry(msgspec.Struct, frozen=True):
 _Maker = Callable[[Any, ClaimEntry, Snapshot], Iterable[DraDevice]]
 
 _MAKERS: Mapping[type[DeviceKind], _Maker] = {
+    HcaShares: lambda kind, entry, snapshot: hca_devices(kind, entry.rails, snapshot),
     GpuMemory: lambda kind, _, snapshot: gpu_devices(kind, snapshot),
     MigPlaces: lambda kind, _, snapshot: mig_place_devices(kind, snapshot),
     VfPool: lambda kind, entry, snapshot: pf_devices(

@@ -36,7 +36,7 @@ class Capacity(msgspec.Struct, frozen=True):
     ``default`` is the share of a claim that names none. ``unit`` is the suffix of a Kubernetes quantity.
     """
 
-    name: Literal["memory", "vfs"]
+    name: Literal["memory", "vfs", "shares"]
     total: int
     step: int
     default: int
@@ -232,6 +232,11 @@ def alike(example: _Kind, devices: Iterable[DraDevice]) -> list[_Kind]:
     return [device for device in devices if isinstance(device, type(example))]
 
 
+def shared_hca(device: DraDevice) -> str:
+    """Return the PCI address of the PF whose shares a device has; empty: it has none."""
+    return device.parent if device.capacity.name == "shares" else ""
+
+
 def pool_name(node: str, pool: str) -> str:
     """Return the name of a pool of this node. Each kind has one: a change of NICs leaves the GPUs as they are."""
     return f"{node}/{pool}"
@@ -248,10 +253,14 @@ def gpu_name(uuid: str) -> str:
 def plugin_holders(device: DraDevice, snapshot: Snapshot) -> Iterator[Holding]:
     """Yield what pods hold of this hardware through a device plugin: the pods from before a change of the mode.
 
-    The scheduler does not know that they use it, so it must not be published before they end.
+    The scheduler does not know that they use it, so it must not be published before they end. A share of an HCA,
+    ``<PF>::<n>``, leaves its VFs free.
     """
+    has_vfs = device.capacity.name == "vfs" and len(device.hardware) > 1
     for holding in snapshot.holdings or ():
-        if not holding.claim and any(id_.partition("::")[0] in device.hardware for id_ in holding.device_ids):
+        if not holding.claim and any(
+            (id_ if has_vfs else id_.partition("::")[0]) in device.hardware for id_ in holding.device_ids
+        ):
             yield holding
 
 

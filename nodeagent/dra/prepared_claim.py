@@ -51,7 +51,7 @@ class PreparedDevice(msgspec.Struct, frozen=True):
 
     ``requests`` are requests of the claim without sub-requests. ``vfs`` are the chosen VFs, ``interfaces`` what the
     host knows of them; ``uuid`` is the GPU's. ``mig`` is the place of a MIG device, whose ``uuid`` is empty before it
-    is made.
+    is made. ``hca`` is the PCI address of a PF whose RDMA device is shared.
     ``resource`` is the name by which a device plugin would offer it, ``slices`` the number of its slices of GPU memory.
     """
 
@@ -68,6 +68,7 @@ class PreparedDevice(msgspec.Struct, frozen=True):
     slices: int = 0
     interfaces: tuple[VfInterface, ...] = ()
     mig: MigSlot | None = None
+    hca: str = ""
 
 
 class PreparedClaim(msgspec.Struct, frozen=True):
@@ -133,11 +134,13 @@ def is_outdated(record: PreparedClaim, snapshot: Snapshot) -> bool:
     using = [device for device in record.devices if device.amount and device.mig is None]
     names = (device.cdi_devices[0].rpartition("=")[2] for device in using)
     given = {node.host_path for name in names for node in record.edits[name].device_nodes}
-    own = {vf for device in using for vf in device.vfs} | {device.uuid for device in using}
+    own = {vf for device in using for vf in device.vfs} | {device.hca or device.uuid for device in using}
+    shared = {device.hca for device in using}
     owners: dict[str, set[str]] = {}
     for function in snapshot.functions:
         nodes = _nodes(function)
-        if function.pci_address in own and not nodes <= given:
+        needed = _verbs(function) if function.pci_address in shared else nodes
+        if function.pci_address in own and not needed <= given:
             return True
         for node in nodes:
             owners.setdefault(node, set()).add(function.pci_address)
@@ -160,7 +163,7 @@ def gone_device(record: PreparedClaim, snapshot: Snapshot, known_pools: Collecti
     for device in record.devices:
         if not device.amount or device.mig is not None or SOURCES[device.kind] in stale:
             continue
-        for own in device.vfs or (device.uuid,):
+        for own in device.vfs or (device.hca or device.uuid,):
             if missing.get(own, device.kind in known_pools):
                 return own
     return None
@@ -189,6 +192,12 @@ def _nodes(function: Function) -> set[str]:
     if function.by_vfio:
         return {f"/dev/vfio/{function.vfio_group}"} if function.vfio_group else set()
     return {node for node in (rdma.uverbs, rdma.umad, rdma.issm) if node} if rdma else set()
+
+
+def _verbs(function: Function) -> set[str]:
+    """The device node that each share of an HCA has."""
+    uverbs = function.rdma.uverbs if function.rdma is not None and not function.missing else None
+    return {uverbs} if uverbs else set()
 
 
 class ClaimFigures(msgspec.Struct, frozen=True):
@@ -251,6 +260,8 @@ def _held_ids(claim: PreparedClaim, device: PreparedDevice) -> tuple[str, ...]:
         return (device.uuid,) if device.uuid else ()
     if device.kind == GPU:
         return tuple(f"{device.uuid}::{claim.uid}.{n}" for n in range(device.slices))
+    if device.hca:
+        return tuple(f"{device.hca}::{claim.uid}.{n}" for n in range(device.amount))
     return device.vfs
 
 

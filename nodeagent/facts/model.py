@@ -317,11 +317,13 @@ class HostPaths(msgspec.Struct, frozen=True):
 
     ``gpu_nodes`` are the driver's device nodes that all GPUs share. ``vendor_gpus`` are the names that the
     host's CDI specifications define under the vendor's kind ``nvidia.com/gpu``. ``driver_files`` are the
-    driver's libraries and programs, each under the name that a container expects.
+    driver's libraries and programs, each under the name that a container expects. ``rdma_exclusive``: an RDMA device is
+    in one network namespace alone.
     """
 
     gpu_nodes: tuple[str, ...] = ()
     rdma_cm: bool = False
+    rdma_exclusive: bool = False
     vendor_gpus: frozenset[str] = frozenset()
     driver_files: tuple[Mount, ...] = ()
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nodeagent.facts.model import Function, Gpu, Link, Snapshot
 from nodeagent.kinds import named
-from nodeagent.kinds.hardware_selection import matches, offers_vfs_of, selected_gpus, selected_pf
+from nodeagent.kinds.hardware_selection import is_routed, matches, offers_vfs_of, selected_gpus, selected_pf
 from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
     GpuSelect,
     NetworkResource,
     PfSelect,
+    RdmaResource,
 )
 
 _NEAR_MIN = 3
@@ -23,7 +24,7 @@ _NEAR_MIN = 3
 
 
 def why_no_functions(entry: NetworkResource, snapshot: Snapshot) -> str:
-    """Return why no NIC of this machine is one that the entry offers, whole or in VFs."""
+    """Return why no NIC of this machine is one that the entry offers, whole, in VFs or in shares."""
     select = entry.select
     pfs = [function for function in snapshot.functions if function.parent is None]
     if not pfs:
@@ -34,6 +35,8 @@ def why_no_functions(entry: NetworkResource, snapshot: Snapshot) -> str:
     if not chosen:
         return f"no NIC matches all lists of select, and none of select.exclude: there are {_pfs(pfs)}"
     links = {link.pci_address: link for link in snapshot.links}
+    if isinstance(entry, RdmaResource):
+        return _without_hca(entry, chosen, links)
     if entry.whole:
         left = [pf for pf in chosen if offers_vfs_of(entry, pf, links.get(pf.pci_address))]
         if not left:
@@ -147,15 +150,21 @@ def _devices(wanted: Sequence[str], pfs: Sequence[Function], vfs: Sequence[Funct
     return f"no NIC has a device ID of select.devices {_listed(wanted)}: there are {_listed(pf.device for pf in pfs)}"
 
 
+def _without_hca(entry: RdmaResource, chosen: Sequence[Function], links: dict[str, Link]) -> str:
+    able = [pf for pf in chosen if pf.rdma is not None]
+    if not able:
+        return (
+            f"{_pfs(chosen)} {_have(chosen)} no RDMA device: load the module of its driver (mlx5_ib, bnxt_re, irdma); "
+            "in the exclusive RDMA mode (`rdma system show`) it may be in the namespace of a pod"
+        )
+    if routed := [pf for pf in able if (link := links.get(pf.pci_address)) and is_routed(entry.select, link)]:
+        return f"the default route of the host goes through {_pfs(routed)}, so it is not shared (select.defaultRoute)"
+    return f"each selected NIC is slower than select.minSpeedMbps {entry.select.min_speed_mbps}: {_pfs(able)}"
+
+
 def _left_out(entry: NetworkResource, chosen: Sequence[Function], links: dict[str, Link]) -> str:
     select = entry.select
-    routed = [
-        pf
-        for pf in chosen
-        if (link := links.get(pf.pci_address)) is not None
-        and link.default_route
-        and not (link.bonded and select.over_bonds)
-    ]
+    routed = [pf for pf in chosen if (link := links.get(pf.pci_address)) and is_routed(select, link)]
     if routed and entry.whole:
         return f"the default route of the host goes through {_pfs(routed)}, and such a NIC is never offered whole"
     if routed:

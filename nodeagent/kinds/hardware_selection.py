@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from nodeagent.config.formats import index_range
 from nodeagent.facts.model import Function, Gpu, Link
-from nodeagent.kinds.resource_settings import GpuSelect, NetworkResource, PfSelect
+from nodeagent.kinds.resource_settings import GpuSelect, HcaSelect, NetworkResource, NicSelect, PfSelect
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -66,14 +66,14 @@ def offers_vfs_of(
     *,
     doubt: bool = False,
 ) -> bool:
-    """Whether an entry offers the VFs of a PF, or the PF as a whole, as far as its VFs leave it.
+    """Whether an entry offers the VFs of a PF, its shares, or the PF as a whole as far as its VFs leave it.
 
     Without a ``link`` its last values decide. ``unread`` and ``doubt``: see ``selected_pf``.
     """
     select = entry.select
     # A link that is down has no speed; it stays selected, and its health shows that it is down.
     speed = link.speed_mbps if link is not None else None
-    routed = link is not None and link.default_route and not (link.bonded and select.over_bonds)
+    routed = link is not None and is_routed(select, link)
 
     def met(field: str, is_met: bool) -> bool:
         return doubt if field in unread else is_met
@@ -84,6 +84,12 @@ def offers_vfs_of(
         and (select.rdma is None or met("rdma", (function.rdma is not None) == select.rdma))
         and (not select.min_speed_mbps or met("speed_mbps", speed is None or speed >= select.min_speed_mbps))
     )
+
+
+def is_routed(select: HcaSelect | NicSelect, link: Link) -> bool:
+    """Whether a PF is left out because it carries the default route of the host."""
+    kept = select.over_route or (link.bonded and select.over_bonds)
+    return link.default_route and not kept
 
 
 def matches(text: str, globs: Sequence[str]) -> bool:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from nodeagent.facts.card_identity import card_identity
 from nodeagent.facts.model import Function, Link
-from nodeagent.kinds.resource_settings import NetworkResource, NicSelect, VfSelect
+from nodeagent.kinds.resource_settings import HcaSelect, NetworkResource, NicSelect, VfSelect
 
 
 class Rail(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def nic_names(rails: Mapping[str, int]) -> dict[str, str]:
 
 Selection = str
 """The owner of a numbering: the settings of a selection as JSON, without ``vfIndexes``. Entries with one selection
-share it under any names, and another selection numbers its NICs from the start."""
+share it under any names, those of VFs and of HCAs too, and another selection numbers its NICs from the start."""
 Numbering = Mapping[Selection, Rails]
 
 
@@ -76,7 +76,7 @@ def selection(entry: NetworkResource) -> Selection:
 
 
 @lru_cache
-def _as_json(select: NicSelect) -> str:
+def _as_json(select: HcaSelect | NicSelect) -> str:
     default = VfSelect()
     settings = {
         name: getattr(select, field)
@@ -171,8 +171,9 @@ class HeldRails(msgspec.Struct, frozen=True):
 def held_rails(
     held: Iterable[tuple[str, str]], templates: Iterable[str], parents: Mapping[str, str | None]
 ) -> HeldRails:
-    """Read the numbers from the resources under which pods hold VFs. ``templates`` are names of resources with
-    ``{rail}``, ``parents`` the PFs of the VFs on the bus. Where the names disagree, they tell no PF's number."""
+    """Read the numbers from the resources under which pods hold VFs and shares of HCAs. ``templates`` are names of
+    resources with ``{rail}``, ``parents`` the PFs of the functions on the bus, that of a PF itself. Where the names
+    disagree, they tell no PF's number."""
     patterns = [pattern for pattern in map(_pattern, templates) if pattern is not None]
     found = {
         (id_, int(match["rail"]))
@@ -180,7 +181,7 @@ def held_rails(
         for pattern in patterns
         if (match := pattern.fullmatch(name))
     }
-    pairs = {(pf, number) for id_, number in found if (pf := parents.get(id_)) is not None}
+    pairs = {(pf, number) for id_, number in found if (pf := parents.get(id_.partition("::")[0])) is not None}
     pfs, numbers = Counter(pf for pf, _ in pairs), Counter(number for _, number in pairs)
     of_pf = {pf: number for pf, number in pairs if pfs[pf] == numbers[number] == 1}
     return HeldRails(of_pf, frozenset(number for _, number in found))

@@ -17,14 +17,17 @@ from nodeagent.kinds.resource_settings import (
     NAME_GPUS,
     NAME_PFS,
     ExpectSettings,
+    FunctionResource,
     GpuMemResource,
     GpuResource,
     GpuSelect,
+    HcaSelect,
     MigResource,
     Mode,
     NetworkResource,
     NicSelect,
     PfSelect,
+    RdmaResource,
     ResourceSettings,
     VfResource,
     VfSelect,
@@ -41,6 +44,7 @@ def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) ->
     yield from _no_gpus(resources)
     yield from _gpu_twice(resources)
     yield from _vf_twice(resources)
+    yield from _hca_twice(resources)
     yield from _modes(resources)
     for path, entry in vfs:
         yield from _vfs_entry(path, entry)
@@ -51,7 +55,9 @@ def expect_conflicts(expect: ExpectSettings, resources: Sequence[Placed]) -> Ite
     """Numbers of devices that no entry of ``resources`` can offer. Paths are below ``expect``."""
     nics = any(entry.source == "pci" for _, entry in resources)
     if expect.nics is not None and not nics:
-        yield Conflict((("nics",),), "no entry of resources is of kind vf or nic, so no NIC is ever offered")
+        yield Conflict(
+            (("nics",),), "no entry of resources is of kind vf, nic or rdma, so no NIC is ever offered"
+        )
     if expect.gpus is not None and all(entry.source == "pci" for _, entry in resources):
         yield Conflict(
             (("gpus",),), "no entry of resources is of kind gpu-mem or gpu, so no GPU is ever offered"
@@ -185,9 +191,9 @@ def _shared_gpus(a: GpuSelect, b: GpuSelect) -> str | None:
 
 
 def _vf_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
-    before: list[tuple[Path, NetworkResource]] = []
+    before: list[tuple[Path, FunctionResource]] = []
     for path, entry in resources:
-        if not isinstance(entry, NetworkResource):
+        if not isinstance(entry, FunctionResource):
             continue
         what, how, driver = ("NIC", "", "driver") if entry.whole else ("VF", ", select.vfIndexes", "vfDriver")
         for path_a, a in before:
@@ -202,7 +208,25 @@ def _vf_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
         before.append((path, entry))
 
 
-def _shares_vfs(a: NetworkResource, b: NetworkResource) -> bool:
+def _hca_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
+    """Two entries that share out one HCA: together they have more shares than either says."""
+    first: dict[HcaSelect, Path] = {}
+    for path, entry in resources:
+        if not isinstance(entry, RdmaResource):
+            continue
+        select = entry.select
+        others = (select, HcaSelect()) if select != HcaSelect() else tuple(first)
+        path_a = next((first[one] for one in others if one in first), None)
+        if path_a is None:
+            first[select] = path
+            continue
+        message = (
+            f"an HCA is shared out twice: by {_named(path_a)} and by {_named(path)}; separate them by select"
+        )
+        yield Conflict(tuple((*place, "select") for place in (path, path_a)), message)
+
+
+def _shares_vfs(a: FunctionResource, b: FunctionResource) -> bool:
     """Whether both certainly select the same VFs or NICs, if they select any."""
     pfs_a, pfs_b = _pfs(a), _pfs(b)
     return (
@@ -215,7 +239,7 @@ def _shares_vfs(a: NetworkResource, b: NetworkResource) -> bool:
 def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     """Entries of one kind with two modes, one PF in two entries, and GPUs that no claim can hand out."""
     first: dict[type, tuple[Path, Mode]] = {}
-    by_claim: list[tuple[Path, NetworkResource]] = []
+    by_claim: list[tuple[Path, FunctionResource]] = []
     for path, entry in resources:
         if isinstance(entry, GpuResource):
             continue
@@ -234,7 +258,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
             if entry.device_list_strategy != "cdi":
                 message = "mode dra hands out GPUs by CDI alone; set it to cdi"
                 yield Conflict(((*path, "deviceListStrategy"),), message)
-        else:
+        elif isinstance(entry, FunctionResource):
             for path_b, other in by_claim:
                 if other.whole != entry.whole:
                     continue
@@ -250,7 +274,7 @@ def _selects_all(select: NicSelect) -> bool:
     return select in (VfSelect(), NicSelect())
 
 
-def _pfs(entry: NetworkResource) -> NicSelect:
+def _pfs(entry: FunctionResource) -> NicSelect:
     return (
         msgspec.structs.replace(entry.select, vf_indexes=())
         if isinstance(entry, VfResource)

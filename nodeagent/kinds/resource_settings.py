@@ -33,7 +33,7 @@ _Strategy = Literal["cdi", "envvar"]
 Preferred = Literal["pack", "spread", "nic-affinity"]
 Program = Literal["vllm", "ucx", "nvshmem", "nccl"]
 Mode = Literal["devicePlugin", "dra"]
-NO_MODE = {"mode": "kinds gpu-mem, vf and mig have it; device plugins alone offer whole GPUs"}
+NO_MODE = {"mode": "kinds gpu-mem, vf, nic, rdma and mig have it; device plugins alone offer whole GPUs"}
 OTHER_GPUS = "let the two resources select different GPUs"
 OF_SRIOVDP = {
     "rootDevices": "here it is pciAddresses, of the PFs",
@@ -56,6 +56,8 @@ SELECTORS = {
     "excludeTopology": "nodeagent has no such setting: it reports the NUMA node if the kernel has one",
 }
 """Settings of a resource of sriov-network-device-plugin (pkg/types/types.go)."""
+SHARES_MAX = 1000
+"""More than pods of a node: 110 by the kubelet's default, 500 at most in practice."""
 NAME_GPUS = (
     'must name the GPUs by uuids, indexes, pciAddresses or models; pciAddresses: ["*"] names all of them'
 )
@@ -101,6 +103,11 @@ class NicSelect(PfSelect, frozen=True, kw_only=True):
         """Whether PFs match that carry the default route as ports of a bond."""
         return False
 
+    @property
+    def over_route(self) -> bool:
+        """Whether PFs match that carry the default route."""
+        return False
+
 
 class VfSelect(NicSelect, frozen=True, kw_only=True):
     """Which VFs are offered: the VFs of all PFs that match. A PF with the default route matches by ``default_route``
@@ -123,6 +130,42 @@ class VfSelect(NicSelect, frozen=True, kw_only=True):
     @property
     def over_bonds(self) -> bool:
         return self.default_route == "bond"
+
+
+class HcaSelect(PfSelect, frozen=True, kw_only=True):
+    """Which HCAs are shared: all PFs with an RDMA device that match. The host keeps them."""
+
+    misplaced: ClassVar[Mapping[str, str]] = OF_SRIOVDP | {
+        "ifNames": "here it is netdevs",
+        "deviceIDs": "here it is devices",
+        "rdma": "leave it out: each HCA has an RDMA device",
+        "vfIndexes": "shares are of PFs; kind vf offers VFs",
+    }
+
+    min_speed_mbps: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)],
+        setting("Minimum speed of the PF's link in Mbit/s; 0 is no minimum. A link that is down matches."),
+    ] = 0
+    default_route: Annotated[
+        Literal["never", "bond", "always"],
+        setting(
+            "PFs with the host's default route. never: they are not shared. bond: those that are ports of a bond are. "
+            "always: they are, for nodes with one NIC."
+        ),
+    ] = "never"
+
+    @property
+    def rdma(self) -> bool:
+        """An HCA has an RDMA device."""
+        return True
+
+    @property
+    def over_bonds(self) -> bool:
+        return self.default_route == "bond"
+
+    @property
+    def over_route(self) -> bool:
+        return self.default_route == "always"
 
 
 class GpuSelect(Settings, frozen=True, kw_only=True):
@@ -325,6 +368,66 @@ class NicResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", ta
         return self.mode == "dra"
 
 
+class RdmaResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="rdma"):
+    """Shares of HCAs: many containers have the RDMA device of a PF at once. A device's ID is the PCI address of the PF
+    with the number of the share."""
+
+    misplaced: ClassVar[Mapping[str, str]] = SELECTORS | {
+        "rdmaHcaMax": "here it is shares",
+        "vfIndexes": "shares are of PFs; kind vf offers VFs",
+        "vfDriver": "shares are of PFs; kind vf offers VFs",
+        "ifNames": "here it is netdevs, a list of select",
+        "deviceIDs": "here it is devices, a list of select",
+        **dict.fromkeys(
+            ("vendors", "devices", "drivers", "pciAddresses", "netdevs", "linkTypes"),
+            "it is a list of select",
+        ),
+    }
+
+    source: ClassVar[str] = "pci"
+    pool: ClassVar[str] = "nic"
+    apart: ClassVar[str] = "let one resource alone have its shares, and no other one the whole NIC"
+    device_list_strategy: ClassVar[Literal["nodes"]] = "nodes"
+    vf_driver: ClassVar[Literal["rdma"]] = "rdma"
+
+    name: Annotated[
+        VfTemplate,
+        setting(
+            "Name of the resource. {rail} and {netdev} as for vf: either makes one resource for each HCA. Without a "
+            "field, one resource holds the shares of all selected HCAs."
+        ),
+    ] = "rdma{rail}"
+    select: Annotated[HcaSelect, setting("Which HCAs; without any list, all PFs with an RDMA device.")] = (
+        HcaSelect()
+    )
+    shares: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=SHARES_MAX)],
+        setting(
+            "Number of shares of each HCA: the most containers that have its RDMA device at once. A share limits "
+            "nothing else: the containers compete for the bandwidth and the resources of the HCA."
+        ),
+    ] = 64
+    mode: Annotated[
+        Mode,
+        setting(
+            "How pods get the shares. devicePlugin: as counted devices of the kubelet. dra: by claims (Kubernetes 1.36 "
+            "or newer), each HCA a device with the capacity shares. All entries of kind rdma have one mode."
+        ),
+    ] = "devicePlugin"
+    umad: Annotated[
+        bool,
+        setting(
+            "true: containers get the device nodes umad and issm of the HCA too. With those of a PF a program may send "
+            "management packets into the whole InfiniBand fabric, and act as its subnet manager; verbs and the RDMA "
+            "connection manager need neither."
+        ),
+    ] = False
+
+    @property
+    def by_claim(self) -> bool:
+        return self.mode == "dra"
+
+
 class GpuMemResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
     """Slices of GPU memory. All slices of a container are on one GPU, and those of several resources on several."""
 
@@ -494,9 +597,11 @@ class ExpectSettings(Settings, frozen=True, kw_only=True):
     ] = None
 
 
-NetworkResource = VfResource | NicResource
-"""The entries whose devices are network functions, which have rails."""
-ResourceSettings = VfResource | NicResource | GpuMemResource | GpuResource | MigResource
+FunctionResource = VfResource | NicResource
+"""The entries whose devices are network functions, each for one container."""
+NetworkResource = FunctionResource | RdmaResource
+"""The entries of NICs, which have rails."""
+ResourceSettings = VfResource | NicResource | RdmaResource | GpuMemResource | GpuResource | MigResource
 
 
 class OfferSettings(Settings, frozen=True, kw_only=True):
@@ -504,7 +609,7 @@ class OfferSettings(Settings, frozen=True, kw_only=True):
     add to a list, so a feature that concerns all entries sets it here."""
 
     mode: Annotated[
-        Mode | None, setting("`mode` of the entries of kind vf, nic and gpu-mem; null: devicePlugin.")
+        Mode | None, setting("`mode` of the entries of kind vf, nic, rdma and gpu-mem; null: devicePlugin.")
     ] = None
     enforcement: Annotated[
         Enforcement | None, setting("`enforcement` of the entries of kind gpu-mem; null: auto.")
@@ -527,6 +632,7 @@ class OfferSettings(Settings, frozen=True, kw_only=True):
         own: dict[str, dict[str, Any]] = {
             "vf": {"mode": self.mode},
             "nic": {"mode": self.mode},
+            "rdma": {"mode": self.mode},
             "gpu-mem": {"mode": self.mode, "enforcement": self.enforcement, "volcano": self.volcano},
             "mig": {"mode": self.mig},
         }
@@ -537,13 +643,18 @@ class OfferSettings(Settings, frozen=True, kw_only=True):
 
 
 def network_entries(resources: Iterable[ResourceSettings]) -> tuple[NetworkResource, ...]:
-    """Return the entries of network functions, which have rails."""
+    """Return the entries of NICs, which have rails."""
     return tuple(entry for entry in resources if isinstance(entry, NetworkResource))
 
 
 def vf_entries(resources: Iterable[ResourceSettings]) -> tuple[VfResource, ...]:
     """Return the entries of VFs."""
     return tuple(entry for entry in resources if isinstance(entry, VfResource))
+
+
+def hca_entries(resources: Iterable[ResourceSettings]) -> tuple[RdmaResource, ...]:
+    """Return the entries of shares of HCAs."""
+    return tuple(entry for entry in resources if isinstance(entry, RdmaResource))
 
 
 def memory_entries(resources: Iterable[ResourceSettings]) -> tuple[GpuMemResource, ...]:

@@ -187,10 +187,13 @@ class VfPool(DeviceKind, frozen=True):
 
     def _elsewhere(self, snapshot: Snapshot, vf: Function) -> Holding | None:
         """Return what a pod holds of this function through another resource, also as a part of its NIC."""
-        names = [vf.pci_address, *([vf.parent] if vf.parent is not None else [])]
+        names = [vf.pci_address]
         if self.whole:
             names += (own.pci_address for own in snapshot.vfs_to_offer.get(vf.pci_address, ()))
-        found = (held_elsewhere(snapshot, name, self.resource) for name in names)
+        found = [held_elsewhere(snapshot, name, self.resource) for name in names]
+        # A share of the HCA, ``<parent>::<n>``, leaves its VFs free.
+        of_nic = snapshot.holders.get(vf.parent or "", {}).values()
+        found += (holding for holding in of_nic if vf.parent in holding.device_ids)
         return next((holding for holding in found if holding is not None), None)
 
     def _env_names(self) -> tuple[str, ...]:

@@ -311,7 +311,12 @@ def without(content: RailsFile, rails: Iterable[Rail], *, names: bool) -> RailsF
     )
     used = {rail.pci_address for entry in entries for rail in entry.rails}
     nics = tuple(nic for nic in content.nics if nic.pf.pci_address in used)
-    ids = {vf.pci_address for nic in content.nics if nic.pf.pci_address not in used for vf in nic.vfs}
+    ids = {
+        function.pci_address
+        for nic in content.nics
+        if nic.pf.pci_address not in used
+        for function in (nic.pf, *nic.vfs)
+    }
     kept: Mapping[str, tuple[str, ...]] = content.names
     if names:
         kept = {name: tuple(id_ for id_ in held if id_ not in ids) for name, held in kept.items()}

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from nodeagent.agent_config import Config
-from nodeagent.config.formats import index_range
 from nodeagent.dra.device_attributes import VALUE_MAX
 from nodeagent.dra.device_table import ClaimEntry, devices_of, lacking_enforcement
 from nodeagent.dra.devices import DraDevice
@@ -57,14 +56,14 @@ from nodeagent.kinds.resource_settings import (
     MigResource,
     NetworkResource,
     ResourceSettings,
+    hca_entries,
     memory_entries,
     mig_entries,
     network_entries,
     vf_entries,
 )
-from nodeagent.kinds.tell_script import SCRIPT_NAME
-from nodeagent.kinds.vf import VfPool
 from nodeagent.offering.gpu_kinds import GpuContext, gpu_kinds
+from nodeagent.offering.nic_kinds import nic_kind
 from nodeagent.web.machine_view import Lack
 
 FALLBACK_PREFIX = "nodeagent.io"
@@ -104,11 +103,6 @@ def mps_shares(config: Config) -> MpsShares:
         mps.clients,
         by_share=mps.threads == "share",
     )
-
-
-def _tell_script(config: Config) -> str:
-    """Return the path of the script on the host, whatever root the agent has."""
-    return f"{config.health.state_directory.rstrip('/')}/{SCRIPT_NAME}"
 
 
 class Offer:
@@ -171,7 +165,7 @@ class Offer:
         }
 
     def in_force(self) -> Iterator[tuple[NetworkResource, Rails]]:
-        """Yield the entries of VFs with their rails."""
+        """Yield the entries of NICs with their rails."""
         for entry in network_entries(self.config.resources):
             yield entry, self.numbering.get(selection(entry), ())
 
@@ -303,9 +297,9 @@ class Offer:
         if entry.source == "gpus":
             head, own_cdi = prefix(self.config, snapshot.product), self.config.cdi.generate
             return gpu_kinds(entry, GpuContext(snapshot, taken, head, own_cdi, mps_shares(self.config)))
-        return (pool for one in network_entries((entry,)) for pool in self._vf_pools(one, snapshot))
+        return (kind for one in network_entries((entry,)) for kind in self._nic_kinds(one, snapshot))
 
-    def _vf_pools(self, entry: NetworkResource, snapshot: Snapshot) -> Iterator[VfPool]:
+    def _nic_kinds(self, entry: NetworkResource, snapshot: Snapshot) -> Iterator[DeviceKind]:
         head = prefix(self.config, snapshot.product)
         for function in snapshot.functions:
             if function.parent is None and function.netdev is not None:
@@ -327,27 +321,13 @@ class Offer:
             if entry.whole and _creates_vfs(self.config, function)
         }
         shared = any(
-            other.whole != entry.whole and selection(other) == selection(entry)
+            type(other) is not type(entry) and selection(other) == selection(entry)
             for other in network_entries(self.config.resources)
         )
         for name, pfs in named.items():
-            pool = VfPool(
-                f"{head}/{name}",
-                tuple(sorted(set(pfs) - divided)),
-                vf_indexes=_indexes(entry),
-                vf_driver=entry.vf_driver,
-                preferred=entry.preferred,
-                rdma_cm=snapshot.paths.rdma_cm,
-                vhost_net=entry.vhost_net,
-                cdi=entry.device_list_strategy == "cdi",
-                tell=entry.told,
-                tell_script=_tell_script(self.config) if entry.told and not entry.by_claim else None,
-                over_bonds=entry.select.over_bonds,
-                attach=self.config.attach.interface is not None,
-                whole=entry.whole,
-            )
-            if not shared or pool.devices(snapshot) or _is_held(pool.resource, snapshot):
-                yield pool
+            kind = nic_kind(self.config, entry, f"{head}/{name}", tuple(sorted(set(pfs) - divided)), snapshot)
+            if not shared or kind.devices(snapshot) or _is_held(kind.resource, snapshot):
+                yield kind
 
     def _numbered(self, entry: NetworkResource, snapshot: Snapshot) -> Rails:
         """Return the rails of an entry, with those of NICs that are new."""
@@ -404,12 +384,7 @@ class Offer:
             return False
         if "{netdev}" in entry.name and "netdev" in unread and not doubt:
             return False
-        if entry.whole:
-            has_none = doubt if "num_vfs" in unread else not pf.num_vfs
-            counts = has_none and not _creates_vfs(self.config, pf, unread, doubt=False)
-        else:
-            has_vfs = doubt if "num_vfs" in unread else bool(pf.num_vfs)
-            counts = has_vfs or _creates_vfs(self.config, pf, unread, doubt=doubt)
+        counts = _counts(self.config, entry, pf, unread, doubt=doubt)
         return counts and offers_vfs_of(entry, pf, link, unread, doubt=doubt)
 
     def _with_new(
@@ -440,9 +415,17 @@ class Offer:
         return rails
 
 
-def _indexes(entry: NetworkResource) -> tuple[range, ...] | None:
-    """The indexes of the VFs that an entry selects, ``None``: all."""
-    return tuple(index_range(text) for one in vf_entries((entry,)) for text in one.select.vf_indexes) or None
+def _counts(
+    config: Config, entry: NetworkResource, pf: Function, unread: Collection[str], *, doubt: bool
+) -> bool:
+    """Whether a PF counts for an entry: for one of VFs it has some or gets them, for one of whole NICs it has none."""
+    if entry.whole:
+        has_none = doubt if "num_vfs" in unread else not pf.num_vfs
+        return has_none and not _creates_vfs(config, pf, unread, doubt=False)
+    if not vf_entries((entry,)):
+        return True
+    has_vfs = doubt if "num_vfs" in unread else bool(pf.num_vfs)
+    return has_vfs or _creates_vfs(config, pf, unread, doubt=doubt)
 
 
 def _is_held(resource: str, snapshot: Snapshot) -> bool:
@@ -485,15 +468,16 @@ def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[L
 
 def _without_rdma_cm(config: Config, offered: Collection[str], snapshot: Snapshot) -> Iterator[Lack]:
     whole = snapshot.whole_nics if any(entry.whole for entry in config.resources) else {}
+    shared = bool(hca_entries(config.resources))
     of_pods = (
         it
         for it in snapshot.functions
-        if it.parent in offered or (it.pci_address in offered and it.pci_address in whole)
+        if it.parent in offered or (it.pci_address in offered and (shared or it.pci_address in whole))
     )
     if not snapshot.paths.rdma_cm and any(it.rdma for it in of_pods):
         message = (
-            "containers with VFs get no /dev/infiniband/rdma_cm, because the host has none: modprobe rdma_ucm, and "
-            "name it in /etc/modules-load.d"
+            "containers with VFs or shares of HCAs get no /dev/infiniband/rdma_cm, because the host has none: modprobe "
+            "rdma_ucm, and name it in /etc/modules-load.d"
         )
         yield Lack(message, fatal=False, source="paths", key="rdma_cm")
 
@@ -574,11 +558,12 @@ def _tiny_slices(config: Config, snapshot: Snapshot) -> Iterator[Lack]:
 def _held(config: Config, entry: NetworkResource, snapshot: Snapshot) -> HeldRails:
     """The numbers in the names under which pods hold VFs of this selection."""
     head, key = prefix(config, snapshot.product), selection(entry)
-    templates = [
-        f"{head}/{other.name}" for other in network_entries(config.resources) if selection(other) == key
-    ]
+    others = network_entries(config.resources)
+    templates = [f"{head}/{other.name}" for other in others if selection(other) == key]
     held = [(holding.resource, id_) for holding in snapshot.holdings or () for id_ in holding.device_ids]
-    parents = {function.pci_address: function.parent for function in snapshot.functions}
+    parents = {
+        function.pci_address: function.parent or function.pci_address for function in snapshot.functions
+    }
     return held_rails(held, templates, parents)
 
 

@@ -8,6 +8,7 @@ import logging
 import platform
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from nodeagent.base.file_writing import unwritable_because
 from nodeagent.config.bounded_yaml import Limits, load_document
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 RDMA_CM = "/dev/infiniband/rdma_cm"
+_RDMA_MODE = "/sys/module/ib_core/parameters/netns_mode"
+"""Y: the shared mode; N: the exclusive one, also after `rdma system set netns` (drivers/infiniband/core/device.c)."""
 VENDOR_KIND = "nvidia.com/gpu"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """The default folders of container runtimes (Container Device Interface, section "CDI spec directories")."""
@@ -59,9 +62,17 @@ def find(tree: Tree, cdi_folder: str, driver_root: str | None = None) -> HostPat
     return HostPaths(
         gpu_nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
         rdma_cm=tree.exists(RDMA_CM),
+        rdma_exclusive=rdma_exclusive(tree),
         vendor_gpus=frozenset(vendor_gpus(tree, dict.fromkeys((*CDI_FOLDERS, cdi_folder)))),
         driver_files=tuple(driver_files(tree, driver_root)),
     )
+
+
+def rdma_exclusive(tree: Tree) -> bool:
+    """Whether the kernel is in the exclusive RDMA mode. Without the module, or before Linux 5.2, it is not."""
+    with suppress(SysfsError, OSError):
+        return (tree.text(_RDMA_MODE) or "").strip() == "N"
+    return False
 
 
 def vendor_gpus(tree: Tree, folders: dict[str, None]) -> set[str]:

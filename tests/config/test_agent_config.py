@@ -124,9 +124,12 @@ def test_an_unknown_key_does_not_hide_conflicts() -> None:
         ("kubelet: {registration: socket}\n", "unknown key; known here: "),
         (
             "mode: dra\n",
-            "unknown key; it is a setting of the entries of resources of kind gpu-mem, vf and mig",
+            "unknown key; it is a setting of the entries of resources of kind gpu-mem, vf, nic, rdma and mig",
         ),
-        ("resources: [{kind: gpu, mode: dra, select: {models: [a]}}]\n", "kinds gpu-mem, vf and mig have it"),
+        (
+            "resources: [{kind: gpu, mode: dra, select: {models: [a]}}]\n",
+            "kinds gpu-mem, vf, nic, rdma and mig have it",
+        ),
     ],
 )
 def test_the_mode_at_another_place_is_refused_with_its_place(text: str, message: str) -> None:

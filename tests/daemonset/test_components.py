@@ -91,6 +91,12 @@ def check(
     """Schemas, configurations and policies of what is rendered. ``known``: objects that were valid before."""
     by_key(manifests)  # no two objects of one name
     for one in manifests:
+        # An API server refuses to change the role of a binding, so another component must not rename it.
+        if one["kind"] in ("RoleBinding", "ClusterRoleBinding"):
+            assert one["roleRef"]["name"] == one["metadata"]["name"]
+        if one["kind"] == "ValidatingAdmissionPolicyBinding":
+            assert one["spec"]["policyName"] == one["metadata"]["name"]
+    for one in manifests:
         text = yaml.dump(one, Dumper=yaml.CSafeDumper)
         if text not in known:
             assert complaints(one, NEWEST) == [], f"{one['kind']} {one['metadata']['name']}"
@@ -270,6 +276,23 @@ def test_few_pairs_are_apart_and_each_has_its_reason() -> None:
         ("gpu-mps", "volcano-deviceshare"),
         ("mig", "mig-claims"),
     ]
+
+
+def test_the_page_names_the_pairs_that_do_not_combine() -> None:
+    page = " ".join((DAEMONSET / "README.md").read_text().split())
+    (text,) = re.findall(r"`make features` prints which pairs combine: all but ([^.]*)\.", page)
+    assert re.findall(r"`([a-z-]+)` with `([a-z-]+)`", text) == [one for one in pairs() if reason_apart(*one)]
+
+
+def test_the_page_names_the_namespaces_that_must_exist(plain: list[Manifest]) -> None:
+    """kubectl refuses an object whose namespace nobody has made."""
+    made = {one["metadata"]["name"] for one in plain if one["kind"] == "Namespace"}
+    for line in (DAEMONSET / "README.md").read_text().splitlines():
+        name, needs = [*line.split("|"), "", "", ""][1:3]
+        if name.strip(" `") in COMPONENTS:
+            found = {one["metadata"].get("namespace", "nodeagent") for one in rendered([name.strip(" `")])}
+            missing = {namespace for namespace in found - made if f"the namespace `{namespace}`" not in needs}
+            assert not missing, f"{name}: {missing}"
 
 
 # The chart

@@ -290,6 +290,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
             of_nics(PF, structs.replace(VF, rdma=Rdma("mlx5_8")), rdma_cm=False), DEFAULT
         ),
     ),
+    (
+        "fix rdma_exclusive",
+        nic_checks.nic_findings(of_nics(PF, rdma_exclusive=True), config("resources: [{kind: rdma}]\n")),
+    ),
     ("warn link_mode_differs", nic_checks.nic_findings(of_nics(facts=four_nics()), DEFAULT)),
     ("fix iommu_off", nic_checks.nic_findings(of_nics(iommu_groups=0), VFIO)),
     ("note iommu_off", nic_checks.nic_findings(of_nics(iommu_groups=0), DEFAULT)),

@@ -48,6 +48,7 @@ REFUSALS = {
     "kinds/mig.py:_usable": (STATE, 1),
     "kinds/vf.py:choose": (CHOICE, 1),
     "kinds/vf.py:_refusal": (STATE, 1),
+    "kinds/hca_shares.py:choose": (CHOICE, 1),
     "kinds/gpu_memory.py:allocate": (REQUEST, 1),
     "kinds/gpu_memory.py:_blocks": (STATE, 1),
     "kinds/gpu_memory.py:_no_fit": (CHOICE, 1),

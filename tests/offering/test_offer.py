@@ -12,6 +12,7 @@ from nodeagent.facts.model import (
     Function,
     Gpu,
     GpuFunction,
+    Holding,
     HostPaths,
     Link,
     MigDevice,
@@ -345,8 +346,89 @@ def test_a_host_without_rdma_cm_and_a_port_in_another_mode_are_remarks() -> None
         (it.source, it.message.partition(",")[0]): (it.fatal, it.ready) for it in made.troubles(snapshot)
     }
     assert found == {
-        ("paths", "containers with VFs get no /dev/infiniband/rdma_cm"): (False, True),
+        ("paths", "containers with VFs or shares of HCAs get no /dev/infiniband/rdma_cm"): (False, True),
         ("pci", f"0000:04:00.0 ({nics[3].netdev}) is in InfiniBand mode and has no link"): (False, True),
     }
     able = replace(snapshot, paths=replace(snapshot.paths, rdma_cm=True))
     assert [it.source for it in made.troubles(able)] == ["pci"]
+
+
+RDMA = "resources: [{kind: rdma, shares: 3}]\n"
+
+
+def test_each_pf_with_an_rdma_device_is_shared_under_the_name_of_its_rail() -> None:
+    made = Offer(configured(RDMA))
+    snapshot = machine(pf(1), pf(2, rdma=False), pf(3, vfs=None))
+    kinds = made.kinds(snapshot)
+    assert [kind.resource for kind in kinds] == ["example.com/rdma0", "example.com/rdma1"]
+    assert [len(devices.ids) for kind in kinds for devices in kind.devices(snapshot)] == [3, 3]
+    assert made.rails == {"0000:01:00.0": 0, "0000:03:00.0": 1}
+    assert [trouble for trouble in made.troubles(snapshot) if trouble.fatal] == []
+
+
+def test_shares_beside_vfs_of_one_selection_leave_the_rails_of_the_vfs_as_they_were() -> None:
+    # The first one has no VF, the second one no RDMA device.
+    snapshot = machine(pf(1, vfs=None), pf(2, rdma=False), pf(3))
+    both = Offer(configured("resources: [{kind: vf}, {kind: rdma}]\n"))
+    names = [kind.resource.partition("/")[2] for kind in both.kinds(snapshot)]
+    assert names == ["nic0", "nic1", "rdma1", "rdma2"]
+    assert both.rails == {"0000:02:00.0": 0, "0000:03:00.0": 1, "0000:01:00.0": 2}
+    before = Offer(configured("resources: [{kind: vf}]\n"))
+    before.kinds(snapshot)
+    later = Offer(both.config, before=before)
+    later.kinds(snapshot)
+    assert later.rails == both.rails, "nodes that were installed before and after have the same rails"
+
+
+def test_a_nic_as_a_whole_beside_its_shares_is_refused() -> None:
+    made = Offer(configured("resources: [{kind: nic}, {kind: rdma}]\n"))
+    (fatal,) = [it.message for it in made.troubles(machine(pf(1, vfs=None))) if it.fatal]
+    assert fatal == (
+        "the HCA 0000:01:00.0 is offered twice, as example.com/nic0 and as example.com/rdma0; "
+        "let one resource alone have its shares, and no other one the whole NIC"
+    )
+    # With VFs the NIC is not offered as a whole.
+    assert not [it for it in made.troubles(machine(pf(1))) if it.fatal]
+
+
+@pytest.mark.parametrize(
+    ("select", "nic", "routed", "cause"),
+    [
+        ("", pf(1, rdma=False), False, "has no RDMA device: load the module of its driver"),
+        ("", pf(1), True, "the default route of the host goes through 0000:01:00.0 (ens1np0)"),
+        (", select: {netdevs: [ib0]}", pf(1), False, "no NIC has a name of select.netdevs ib0"),
+        (", select: {minSpeedMbps: 800000}", pf(1), False, "is slower than select.minSpeedMbps 800000"),
+    ],
+)
+def test_an_empty_selection_of_hcas_says_which_of_its_causes_it_is(
+    select: str, nic: Function, routed: bool, cause: str
+) -> None:
+    made = Offer(configured(f"resources: [{{kind: rdma{select}}}]\n"))
+    snapshot = replace(machine(nic), links=(link(nic, default_route=routed),))
+    found = [it.message for it in made.troubles(snapshot) if it.key == "idle"]
+    assert len(found) == 1
+    assert cause in found[0]
+
+
+def test_the_nic_with_the_default_route_is_shared_only_if_a_person_says_so() -> None:
+    nic = pf(1)
+    snapshot = replace(machine(nic), links=(link(nic, default_route=True),))
+    for value, count in (("never", 0), ("bond", 0), ("always", 1)):
+        made = Offer(configured(f"resources: [{{kind: rdma, select: {{defaultRoute: {value}}}}}]\n"))
+        assert len(made.kinds(snapshot)) == count, value
+
+
+def test_shares_in_the_exclusive_rdma_mode_make_the_node_unready() -> None:
+    snapshot = machine(pf(1), paths=HostPaths(rdma_cm=True, rdma_exclusive=True))
+    (lack,) = Offer(configured(RDMA)).troubles(snapshot)
+    assert (lack.fatal, lack.ready, lack.source) == (False, False, "paths")
+    assert "exclusive RDMA mode" in lack.message
+
+
+def test_held_shares_tell_the_numbers_of_rails_after_the_file_is_lost() -> None:
+    made = Offer(configured(RDMA))
+    made.recall(awaits_holdings=True)
+    snapshot = machine(pf(1), pf(2))
+    held = Holding("ml", "p", "c", "example.com/rdma5", ("0000:02:00.0::1",))
+    made.kinds(replace(snapshot, holdings=(held,)))
+    assert made.rails == {"0000:01:00.0": 0, "0000:02:00.0": 5}

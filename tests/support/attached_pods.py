@@ -21,6 +21,7 @@ from nodeagent.attach.host_names import HostNames
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf, claim_stamp
+from nodeagent.attach.share_netdevs import share_of
 from nodeagent.attach.vf_allocations import VfAllocations
 from nodeagent.base.stored_file import boot_id
 from nodeagent.dra.claim_files import ClaimFiles
@@ -47,7 +48,7 @@ def device_of(netdev: Netdev) -> str | None:
     mac = netdev.mac
     if mac and mac[:4] == b"\x02\xaa\x00\x01":
         return pf(mac[4])
-    return vf(mac[4], mac[5]) if mac and mac[:4] == b"\x02\xaa\x00\x00" else None
+    return vf(mac[4], mac[5]) if mac and mac[:4] == b"\x02\xaa\x00\x00" else share_of(netdev)
 
 
 class AttachedNode:

@@ -23,6 +23,7 @@ from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.attach.address_plan import interface_name
 from nodeagent.attach.pod_plan import AttachPlan
+from nodeagent.attach.share_netdevs import is_share
 from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.plain_text import few
@@ -220,16 +221,18 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
         return None
     rails = {device: int(name.removeprefix("nic")) for device, name in view.nics.items()}
     gateways = () if addresses is None else route_gateways()
-    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways)
+    offered = [devices for _, of_resource in view.resources for devices in of_resource]
+    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, offered)
 
 
 def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:
-    """The planned VFs, and below them why some have no address."""
+    """The planned VFs and the first share of each HCA, and below them why some have no address."""
     if plan is None:
         return ""
     rows = [
         (device, vf.rail, interface_name(plan.interface, vf.rail, 0), vf.mtu, vf.address or None)
         for device, vf in sorted(plan.vfs.items())
+        if not is_share(device) or device.endswith("::0")
     ]
     reasons: dict[str, list[str]] = {}
     for device, vf in sorted(plan.vfs.items()):

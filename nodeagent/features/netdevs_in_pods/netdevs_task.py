@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.facts.allocation import Devices
 from nodeagent.features.seam import AgentCore, AgentPart
 from nodeagent.measurements.sample import Source
 from nodeagent.metrics.computed_family import ComputedFamily, computed
@@ -37,7 +38,11 @@ async def _plan(core: AgentCore, settings: AttachSettings, _node: str | None) ->
     await core.settled.wait()
     from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter  # noqa: PLC0415
 
-    await PlanWriter(settings, core.inventory, lambda: core.offer.rails, core.state).run()
+    def offered() -> Iterator[Devices]:
+        snapshot = core.inventory.snapshot
+        return (one for kind in core.offer.offered if kind.attaches for one in kind.devices(snapshot))
+
+    await PlanWriter(settings, core.inventory, lambda: core.offer.rails, core.state, offered=offered).run()
 
 
 async def _watch(core: AgentCore, watch: AttachWatch, _node: str | None) -> None:

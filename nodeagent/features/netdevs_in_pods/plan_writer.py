@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.plan_file import write_attach_plan
 from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways
 from nodeagent.base.bounded_calls import BoundedCalls
+from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
 from nodeagent.host.netlink.message import NetlinkError
 
@@ -26,7 +27,7 @@ _WRITE_S = 5.0
 
 
 class PlanWriter:
-    """``rails`` returns the rail of each PF. Belongs to one event loop."""
+    """``rails`` returns the rail of each PF, ``offered`` the devices that get netdevs. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -35,9 +36,11 @@ class PlanWriter:
         rails: Callable[[], Mapping[str, int]],
         folder: Path,
         read_addresses: Callable[[frozenset[str]], PfAddresses] = pf_addresses,
+        offered: Callable[[], Iterable[Devices]] = tuple,
     ) -> None:
         self._settings, self._inventory, self._rails = settings, inventory, rails
         self._folder = folder
+        self._offered = offered
         self._read = read_addresses
         self._addresses: PfAddresses = {}
         self._calls = BoundedCalls("attach plan", _WRITE_S)
@@ -62,7 +65,7 @@ class PlanWriter:
             log.warning("The addresses of the PFs cannot be read; the last ones stay. reason=%r", str(error))
         try:
             gateways = await self._calls.run(route_gateways)
-            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways)
+            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, self._offered())
             if await self._calls.run(write_attach_plan, self._folder, plan):
                 log.info("The plan for netdevs in pods was written. vfs=%d", len(plan.vfs))
         except OSError as error:

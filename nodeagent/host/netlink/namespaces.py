@@ -35,7 +35,7 @@ _ENTER_S = 5.0
 # include/uapi/linux/netlink.h
 _F_ACK, _F_REPLACE, _F_EXCLUSIVE, _F_CREATE = 0x4, 0x100, 0x200, 0x400
 # include/uapi/linux/rtnetlink.h
-_NEWLINK, _GETLINK, _NEWADDR, _NEWROUTE, _NEWRULE = 16, 18, 20, 24, 32
+_NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _NEWROUTE, _NEWRULE = 16, 17, 18, 20, 24, 32
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
 _LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, ARPHRD, ifindex, flags, change
 _ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, ifindex
@@ -50,7 +50,8 @@ _USE = 1  # NTF_USE
 _REACHABLE, _FIXED = 0x02, 0x40 | 0x80
 """NUD_REACHABLE; NUD_NOARP and NUD_PERMANENT, which nobody asks for."""
 # include/uapi/linux/if_link.h
-_IFNAME, _MTU, _AF_SPEC, _NET_NS_FD, _EXT_MASK = 3, 4, 26, 28, 29
+_MAC, _IFNAME, _MTU, _ON, _LINKINFO, _AF_SPEC, _GROUP, _NET_NS_FD, _EXT_MASK = 1, 3, 4, 5, 18, 26, 27, 28, 29
+_INFO_KIND, _INFO_DATA, _MACVLAN_MODE, _BRIDGE = 1, 2, 1, 4
 _INET_CONF, _SKIP_STATISTICS = 1, 8
 ARP_ANNOUNCE, ARP_IGNORE = 18, 19
 """IPV4_DEVCONF_*, include/uapi/linux/ip.h: the sysctls of a netdev."""
@@ -97,6 +98,25 @@ class NamespaceNetdevs(NetlinkSocket):
         its old name first. Look where it is."""
         attrs = attribute(_NET_NS_FD, u32(namespace)) + _text(_IFNAME, name)
         self._change(_NEWLINK, 0, _link(ifindex, up=False) + attrs)
+
+    def add_macvlan(self, parent: int, namespace: int, name: str, mac: bytes, group: int) -> None:
+        """Make a macvlan in bridge mode on the netdev ``parent`` of this namespace, in the namespace of this
+        descriptor: down, with this name, MAC address and group, or not at all."""
+        data = nest(_INFO_DATA, attribute(_MACVLAN_MODE, u32(_BRIDGE)))
+        attrs = (
+            attribute(_ON, u32(parent)),
+            attribute(_NET_NS_FD, u32(namespace)),
+            _text(_IFNAME, name),
+            attribute(_MAC, mac),
+            attribute(_GROUP, u32(group)),
+            nest(_LINKINFO, _text(_INFO_KIND, "macvlan") + data),
+        )
+        body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + b"".join(attrs)
+        self._change(_NEWLINK, _F_CREATE | _F_EXCLUSIVE, body)
+
+    def remove(self, ifindex: int) -> None:
+        """Remove a netdev that is made of software."""
+        self._change(_DELLINK, 0, _LINK.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0))
 
     def rename(self, ifindex: int, name: str) -> None:
         """Set a netdev down and rename it."""

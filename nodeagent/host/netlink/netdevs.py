@@ -35,14 +35,14 @@ _FILTER_VF, _FILTER_SKIP_STATISTICS = 1, 8
 
 # include/uapi/linux/if_link.h
 _ADDRESS, _NAME, _MTU, _MASTER, _QUEUE, _OPERSTATE, _LINKINFO = 1, 3, 4, 10, 13, 16, 18
-_VF_LIST, _STATISTICS, _EXT_MASK, _CARRIER, _UP_COUNT, _DOWN_COUNT = 22, 23, 29, 33, 47, 48
+_VF_LIST, _STATISTICS, _GROUP, _EXT_MASK, _CARRIER, _UP_COUNT, _DOWN_COUNT = 22, 23, 27, 29, 33, 47, 48
 _PERMANENT_ADDRESS, _PARENT_NAME, _PARENT_BUS = 54, 56, 57
 _SHORT_STATISTICS = 7  # IFLA_STATS, the lower halves of the same counters
 _INFO_KIND, _INFO_SLAVE_KIND = 1, 4
 _PROPERTIES = frozenset(
     (
         *(_ADDRESS, _NAME, _MTU, _MASTER, _LINKINFO, _CARRIER),
-        *(_PERMANENT_ADDRESS, _PARENT_NAME, _PARENT_BUS),
+        *(_PERMANENT_ADDRESS, _PARENT_NAME, _PARENT_BUS, _GROUP),
     )
 )
 _COUNTED = frozenset((_QUEUE, _OPERSTATE, _STATISTICS, _UP_COUNT, _DOWN_COUNT))
@@ -70,7 +70,8 @@ class Netdev(Struct, frozen=True):
     ``bond``, …), ``None`` for hardware. ``bus`` is the bus of the parent device; ``pci_address`` is the parent's
     address where that bus is ``pci``. The kernel reports both since 5.14; ``None`` where it does not.
     ``carrier`` is ``None`` while admin down. ``enslaved``: the netdev is a port of a bond, a bridge or
-    Open vSwitch; not of a VRF, in which it keeps its addresses and its frames.
+    Open vSwitch; not of a VRF, in which it keeps its addresses and its frames. ``group`` is a number of its makers, 0
+    by default.
     """
 
     ifindex: int
@@ -85,6 +86,7 @@ class Netdev(Struct, frozen=True):
     bus: str | None
     pci_address: str | None
     enslaved: bool = False
+    group: int = 0
 
 
 class NetdevCounters(Struct, frozen=True):
@@ -270,6 +272,7 @@ def _netdev(payload: bytes, attrs: Mapping[int, bytes]) -> Netdev:
         bus,
         attribute_text(attrs.get(_PARENT_NAME)) if bus == "pci" else None,
         master is not None and any(master) and attribute_text(info.get(_INFO_SLAVE_KIND)) != "vrf",
+        number(attrs.get(_GROUP)) or 0,
     )
 
 
