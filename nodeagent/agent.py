@@ -53,6 +53,7 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.features.seam import AgentCore, AgentPart
 from nodeagent.health.state_file import StateFile
+from nodeagent.host.clock import boottime
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.rail_numbers import nic_names
@@ -172,6 +173,7 @@ class Agent:
         self.inventory = Inventory()
         self.deliveries = Deliveries()
         self._read_pods = asyncio.Event()
+        self._allocated_at: dict[str, float] = {}
         self.stored = Stored.open(config, options, self._read_pods.set)
         self.changes = ChangeLog(AGENT_MAX)
         self.history = self._kept_changes()
@@ -286,6 +288,7 @@ class Agent:
             self.settled,
             self.stored.folder,
             lambda: (*self.sources.samples(), *self.sources.gpus.samples()),
+            lambda id_: self._allocated_at.get(id_, 0.0),
         )
         return {row.name: row.start(core, lambda: self._config) for row in agent_features.AGENT}
 
@@ -445,6 +448,7 @@ class Agent:
         await counted_devices.watch_counts(self._podresources, self.plugins)
 
     def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
+        self._allocated_at |= dict.fromkeys(ids, boottime())
         self._read_pods.set()
         if resource == NUMBER:
             snapshot = self.inventory.snapshot

@@ -29,7 +29,8 @@ class AgentCore(NamedTuple):
     """``deliveries`` take failed writes: for metrics, Events and `/readyz`. ``take_samples`` hands measurements to
     the rules of health. ``tree`` is the machine. ``settled`` is set when the kubelet has the devices: what
     registration does not need is imported after it. ``state`` is the state directory. ``samples`` returns the latest
-    measurements of NICs and GPUs."""
+    measurements of NICs and GPUs. ``allocated_at`` returns when this agent allocated a device last, CLOCK_BOOTTIME; 0:
+    never."""
 
     inventory: Inventory
     offer: AgentOffer
@@ -39,6 +40,7 @@ class AgentCore(NamedTuple):
     settled: asyncio.Event
     state: Path
     samples: Callable[[], Iterable[Sample]]
+    allocated_at: Callable[[str], float] = lambda _id: 0.0
 
 
 class AgentPart(NamedTuple):

@@ -79,10 +79,17 @@ class PodVf(NamedTuple):
 
 
 class PodNow(NamedTuple):
-    """The devices that a pod holds."""
+    """The devices that a pod holds. ``claims`` gave them by name; without one ``allocated`` is when the last VF was
+    allocated, CLOCK_BOOTTIME, 0 before this agent: the next pod of a name may hold the same VFs."""
 
     vfs: tuple[PodVf, ...]
     gpus: tuple[int, ...] = ()
+    claims: frozenset[str] = frozenset()
+    allocated: float = 0.0
+
+    @property
+    def identity(self) -> tuple[frozenset[str], float]:
+        return self.claims, self.allocated
 
 
 class VfRate(NamedTuple):
@@ -138,7 +145,8 @@ class _Vf:
 
 
 class _Pod:
-    def __init__(self, *, at_start: bool) -> None:
+    def __init__(self, held: PodNow, *, at_start: bool) -> None:
+        self.identity = held.identity
         self.vfs: dict[str, _Vf] = {}
         self.quiet_since: float | None = None
         self.begun = False
@@ -191,8 +199,16 @@ class TrafficJudge:
                 if not _only_waits(load):
                     self._worked_at[index] = load.at
                 self._worked_at.setdefault(index, load.at)
+        at_start = now - self._began <= THERE_BEFORE_S
+        same = {
+            name: pod
+            for name, held in pods.items()
+            if (pod := self._pods.get(name)) is not None and pod.identity == held.identity
+        }
+        self._published = {name: level for name, level in self._published.items() if name in same}
         self._pods = {
-            name: self._pods.get(name) or _Pod(at_start=now - self._began <= THERE_BEFORE_S) for name in pods
+            name: same.get(name) or _Pod(held, at_start=at_start and not held.allocated)
+            for name, held in pods.items()
         }
         for name, held in pods.items():
             self._read(self._pods[name], held, counters)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.fabric.traffic_figures import PodFigures, TrafficFigures, VfFigures
 from nodeagent.facts.allocation import hardware_of
@@ -49,7 +49,7 @@ class TrafficWatch:
         samples = tuple(self._core.samples())
         levels = self._judge.take(
             boottime(),
-            pods_now(snapshot),
+            pods_now(snapshot, self._core.allocated_at),
             vf_counters(snapshot, samples),
             gpu_loads(snapshot, samples),
             time.time() - boottime(),
@@ -62,7 +62,7 @@ class TrafficWatch:
         samples, rates = tuple(self._core.samples()), self._judge.rates()
         names, loads = nic_names(self._core.offer.rails), gpu_loads(snapshot, samples)
         pods = []
-        for name, held in pods_now(snapshot).items():
+        for name, held in pods_now(snapshot, self._core.allocated_at).items():
             namespace, _, pod = name.partition("/")
             vfs = []
             for vf in held.vfs:
@@ -90,14 +90,15 @@ class TrafficWatch:
         return json_page(self.figures())
 
 
-def pods_now(snapshot: Snapshot) -> dict[str, PodNow]:
-    """The VFs and GPUs of each pod with a VF."""
+def pods_now(snapshot: Snapshot, allocated_at: Callable[[str], float] = lambda _id: 0.0) -> dict[str, PodNow]:
+    """The VFs and GPUs of each pod with a VF. ``allocated_at``: see ``AgentCore``."""
     functions = {function.pci_address: function for function in snapshot.functions}
     gpus = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
     for gpu in snapshot.gpus:
         gpus |= dict.fromkeys((device.uuid for device in gpu.mig_devices), -1)
     vfs: dict[str, dict[str, PodVf]] = {}
     used: dict[str, set[int]] = {}
+    claims: dict[str, set[str]] = {}
     for held in snapshot.holdings or ():
         name = f"{held.namespace}/{held.pod}"
         for id_ in held.device_ids if held.pod else ():
@@ -106,10 +107,16 @@ def pods_now(snapshot: Snapshot) -> dict[str, PodNow]:
                 parent = functions.get(function.parent)
                 driver = None if parent is None else parent.driver
                 vfs.setdefault(name, {})[id_] = PodVf(id_, function.parent, driver)
+                claims.setdefault(name, set()).add(held.claim)
             elif (index := gpus.get(hardware_of(id_) or "", -1)) >= 0:
                 used.setdefault(name, set()).add(index)
     return {
-        name: PodNow(tuple(of[id_] for id_ in sorted(of)), tuple(sorted(used.get(name, ()))))
+        name: PodNow(
+            tuple(of[id_] for id_ in sorted(of)),
+            tuple(sorted(used.get(name, ()))),
+            frozenset(claims[name]),
+            max(map(allocated_at, of)),
+        )
         for name, of in vfs.items()
     }
 

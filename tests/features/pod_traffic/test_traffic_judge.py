@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,3 +199,31 @@ def test_a_level_is_true_of_the_readings(runs: list[tuple[float, int]]) -> None:
                 assert node.now - moved > 120
             if level is not None and level.level == "unused":
                 assert moved is None
+
+
+@pytest.mark.parametrize("identity", [{"allocated": 1500.0}, {"claims": frozenset({"llama-0-rails-x7k2p"})}])
+def test_the_next_pod_of_a_name_with_the_same_vfs_begins_anew(identity: dict[str, Any]) -> None:
+    """A StatefulSet starts it within seconds, so no look is between them: it loads its data, and is not silent."""
+    node = Node()
+    node.run(600, FULL)
+    node.run(240, 0.0)
+    before = node.run(300, FULL)
+    assert before is not None
+    assert before.longest_pause > 0
+    node.pods = {POD: node.pods[POD]._replace(**identity)}
+    began = node.now
+    first = node.run(30, 0.0)
+    assert first is None
+    later = node.run(900, 0.0)
+    assert later is not None
+    assert (later.level, later.longest_pause, later.at_start) == ("unused", 0, False)
+    assert later.since is not None
+    assert later.since >= began
+
+
+def test_a_pod_of_before_the_agent_and_one_after_it_differ() -> None:
+    node = Node()
+    node.pods = {POD: node.pods[POD]._replace(allocated=1000.0)}
+    level = node.run(120, 0.0)
+    assert level is not None
+    assert not level.at_start

@@ -72,6 +72,15 @@ def test_the_vfs_and_gpus_of_each_pod_with_a_vf() -> None:
     assert pods_now(Snapshot()) == {}
 
 
+def test_the_pod_that_holds_vfs_is_told_from_the_next_one_by_claim_or_allocation() -> None:
+    now = snapshot()
+    at = {"0000:18:00.2": 7.0, "0000:2a:00.3": 9.0}
+    assert pods_now(now, lambda id_: at.get(id_, 0.0))["ml/llama-0"].identity == (frozenset({""}), 9.0)
+    held = tuple(replace(one, claim="rails-x7k2p") for one in now.holdings or ())
+    by_claim = pods_now(replace(now, holdings=held))["ml/llama-0"]
+    assert by_claim.identity == (frozenset({"rails-x7k2p"}), 0.0)
+
+
 def test_the_load_of_a_mig_device_is_not_that_of_its_gpu() -> None:
     now = snapshot()
     held = (*(now.holdings or ())[:2], Holding("ml", "llama-0", "main", "x/mig", (MIG,)))

@@ -484,10 +484,12 @@ class Guest:
         before = self.kubelet_devices()
         began = time.monotonic()
         kernel_s = await write(PCI / "drivers" / PLAN["pf_driver"] / "unbind", pf)
-        await self.until_healthy(lambda one: one != 2)
-        gone_s, gone = time.monotonic() - began, self.kubelet_devices()
-        health = (await functions())[pf]["health"]
-        await write(PCI / "drivers" / PLAN["pf_driver"] / "bind", pf)
+        try:
+            await self.until_healthy(lambda one: one != 2)
+            gone_s, gone = time.monotonic() - began, self.kubelet_devices()
+            health = (await functions())[pf]["health"]
+        finally:  # each later step needs it
+            await write(PCI / "drivers" / PLAN["pf_driver"] / "bind", pf)
         bound, rebound = (await functions())[pf], self.kubelet_devices()
         await self.up(pf)
         applied = await agent_json("vfs", "apply", "--json", "--config", str(CONFIG))
