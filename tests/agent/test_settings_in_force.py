@@ -23,6 +23,7 @@ from nodeagent.doctor.agent_checks import read_agent
 from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import Tree
+from nodeagent.kinds.rail_numbers import selection
 from nodeagent.kinds.volcano_vgpus import NUMBER
 from nodeagent.offering.device_offering import DeviceOffering
 from nodeagent_lab.sim.apiserver import ApiServer
@@ -42,6 +43,11 @@ def offered(n: Node, _server: ApiServer) -> object:
     """The devices of the kubelet and of the scheduler, and the remarks of /readyz."""
     offer = n.agent.offering
     return offer.offered, offer.withheld, offer.dra.current, offer.remarks, offer.shown().troubles
+
+
+def selected(n: Node, _server: ApiServer) -> object:
+    """The selections that number NICs."""
+    return [selection(entry) for entry, _ in n.agent.offering._offer.in_force()]
 
 
 def judged(n: Node, _server: ApiServer) -> object:
@@ -156,6 +162,16 @@ LIVE: dict[str, tuple[Text, Any, Shown]] = {
     "health.vfGuids": ({}, "fromCni", judged),
     "health.noExecute": (of("vf", mode="dra"), ["carrier_down"], taints),
     "log.level": ({}, "error", level),
+    **{
+        f"resources[rdma].select.{key}": (of("rdma"), value, offered)
+        for key, value in SELECTED.items()
+        if key not in ("vfIndexes", "rdma", "defaultRoute")
+    },
+    "resources[rdma].select.defaultRoute": (of("rdma"), "bond", selected),
+    "resources[rdma].name": (of("rdma"), "hca{rail}", offered),
+    "resources[rdma].mode": (of("rdma"), "dra", offered),
+    "resources[rdma].shares": (of("rdma"), 7, offered),
+    "resources[rdma].umad": (of("rdma"), True, offered),
     **{
         f"resources[nic].select.{key}": (of("nic"), value, offered)
         for key, value in SELECTED.items()
