@@ -129,7 +129,8 @@ class Gpu(msgspec.Struct, frozen=True):
     ``index`` is NVML's. While a GPU is lost, the others keep theirs. ``mig``: MIG mode is on, and only ``mig_devices``
     can be used. ``mig_profiles`` are what it can be divided into then, and ``mig_instances`` the GPU instances that are
     there; both are empty if the driver does not show them. ``nvlink_domain`` is ``<cluster UUID>.<clique ID>``, empty
-    for none, ``None`` if not known.
+    for none, ``None`` if not known. ``nvlink_island``: GPUs of this machine that NVLinks join have the same, the PCI
+    address of the first of them; ``None`` if not known.
     """
 
     uuid: str
@@ -143,6 +144,7 @@ class Gpu(msgspec.Struct, frozen=True):
     health: Health = HEALTHY
     lost: bool = False
     nvlink_domain: str | None = None
+    nvlink_island: str | None = None
     mig: bool = False
     mig_devices: tuple[MigDevice, ...] = ()
     mig_profiles: tuple[MigProfile, ...] = ()
