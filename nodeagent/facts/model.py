@@ -296,6 +296,15 @@ class PodNetdev(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...] = ()
 
 
+class NodeNumber(msgspec.Struct, frozen=True):
+    """The number of this node on the rail of one PF, by whose address it is known; 0: that gives it none. ``prefix`` is
+    that of the VFs' IPv4 addresses in pods."""
+
+    pci_address: str
+    prefix: str
+    number: int
+
+
 class DeviceNode(msgspec.Struct, frozen=True):
     """A character device for the container; ``permissions`` as in the device cgroup, ``rwm``. ``number`` is its major
     and minor number: then the runtime makes it, and it need not exist on the host."""
@@ -501,6 +510,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     holdings: tuple[Holding, ...] | None = None
     pod_netdevs: tuple[PodNetdev, ...] = ()
     """By PCI address; empty unless `nodeagent attach` moves netdevs."""
+    node_numbers: tuple[NodeNumber, ...] = ()
+    """By PCI address; empty unless VFs get IPv4 addresses in pods (`attach.addresses`)."""
     claim_shares: tuple[ClaimShare, ...] = ()
     """By container, which ``holdings`` does not name for claims."""
     paths: HostPaths = HostPaths()
