@@ -132,39 +132,54 @@ class AddressPlan(Struct, frozen=True):
         except ValueError as error:
             raise AddressPlanError(f"rail {rail}: {text} is no prefix: {error}") from error
 
-    def address(self, rail: int, vf_index: int, *, pf: Iterable[VfAddress], mac: str | None) -> VfAddress:
+    def address(
+        self, rail: int, vf_index: int, *, pf: Iterable[VfAddress], mac: str | None, given: int = 0
+    ) -> VfAddress:
         """The address of a VF in its pod. ``pf`` are the addresses of its PF on this node, ``mac`` is the VF's MAC
-        address (``02:00:00:00:00:01``). Raises ``AddressPlanError``."""
+        address (``02:00:00:00:00:01``). ``given`` is the number of the node where the PF has no address; 0: it has
+        none. Raises ``AddressPlanError``."""
         if vf_index >= self.vfs and isinstance(self.of(rail), IPv4Network):
             raise AddressPlanError(f"VF {vf_index} of its PF is beyond `vfs: {self.vfs}`")
-        return self._in_part(rail, vf_index + 1, pf, mac)
+        return self._in_part(rail, vf_index + 1, pf, mac, given)
 
-    def share_address(self, rail: int, share: int, *, pf: Iterable[VfAddress], mac: str) -> VfAddress:
+    def share_address(
+        self, rail: int, share: int, *, pf: Iterable[VfAddress], mac: str, given: int = 0
+    ) -> VfAddress:
         """The address of a share of an HCA in its pod; ``share`` is its number. See ``address``."""
         if share >= self.shares and isinstance(self.of(rail), IPv4Network):
             raise AddressPlanError(f"share {share} of its HCA is beyond `attach.shares: {self.shares}`")
-        return self._in_part(rail, self.vfs + share + 1, pf, mac)
+        return self._in_part(rail, self.vfs + share + 1, pf, mac, given)
 
-    def _in_part(self, rail: int, part: int, pf: Iterable[VfAddress], mac: str | None) -> VfAddress:
+    def _in_part(
+        self, rail: int, part: int, pf: Iterable[VfAddress], mac: str | None, given: int
+    ) -> VfAddress:
         for fault in self.faults():
             raise AddressPlanError(fault)
         prefix = self.of(rail)
         if isinstance(prefix, IPv6Network):
             return _by_mac(prefix, mac)
-        host = int(prefix.network_address) + part * self._part(prefix) + self.node_number(rail, pf)
+        number = self.node_number(rail, pf) or given
+        if number > self.nodes:
+            raise AddressPlanError(
+                f"rail {rail}: the controller's number {number} of this node is beyond `nodes: {self.nodes}`"
+            )
+        if not number:
+            raise AddressPlanError(
+                f"rail {rail}: its PF has no address in {prefix}, which gives the node its number"
+            )
+        host = int(prefix.network_address) + part * self._part(prefix) + number
         return IPv4Interface((host, prefix.prefixlen))
 
     def node_number(self, rail: int, pf: Iterable[VfAddress]) -> int:
-        """The number of the node by the address of its PF of this rail (IPv4). Raises ``AddressPlanError``."""
+        """The number of the node by the address of its PF of this rail (IPv4); 0: the PF has none in the prefix. Raises
+        ``AddressPlanError``."""
         prefix = self.of(rail)
         assert isinstance(prefix, IPv4Network)
         inside = sorted(one.ip for one in pf if isinstance(one, IPv4Interface) and one.ip in prefix)
         numbers = {int(ip) - int(prefix.network_address) for ip in inside}
         listed = ", ".join(map(str, inside))
         if not numbers:
-            raise AddressPlanError(
-                f"rail {rail}: its PF has no address in {prefix}, which gives the node its number"
-            )
+            return 0
         if len(numbers) > 1:
             raise AddressPlanError(f"rail {rail}: its PF has several addresses in {prefix}: {listed}")
         number = numbers.pop()

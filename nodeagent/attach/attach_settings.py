@@ -73,6 +73,14 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 0
 
+    numbers: Annotated[
+        bool,
+        setting(
+            "Take the number of the node from the controller where a PF has no address in its prefix, and give VFs no "
+            "address if another node had the number first. Needs `rails.numbers` of the controller and "
+            "components/rails. Off: the address of the PF alone decides."
+        ),
+    ] = False
     probe: Annotated[
         bool,
         setting(
@@ -95,6 +103,11 @@ def attach_conflicts(settings: AttachSettings) -> Iterator[Conflict]:
         yield Conflict(
             (("addresses",), ("interface",)),
             "addresses are given to netdevs in pods: set attach.interface too",
+        )
+    if settings.numbers and (settings.addresses is None or ":" in settings.addresses):
+        yield Conflict(
+            (("numbers",), ("addresses",)),
+            "numbers decide IPv4 addresses alone: set attach.addresses to an IPv4 prefix too",
         )
     if (plan := settings.address_plan) is not None:
         for fault in plan.faults():

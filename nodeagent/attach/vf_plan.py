@@ -8,18 +8,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 from pathlib import Path
 
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
 from nodeagent.attach.attach_settings import AttachSettings
+from nodeagent.attach.given_numbers import GivenNumbers
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.attach.share_netdevs import is_share, share_mac
 from nodeagent.facts.allocation import Devices
-from nodeagent.facts.model import Function, Snapshot
+from nodeagent.facts.model import Function, NodeNumber, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.kinds.hca_shares import takes_netdevs
+from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kinds.vf import has_netdev
 
 PfAddresses = Mapping[str, tuple[VfAddress, ...]]
@@ -33,13 +35,16 @@ def attach_plan(
     addresses: PfAddresses | None,
     gateways: Iterable[IPv4Address] = (),
     offered: Iterable[Devices] = (),
+    numbers: GivenNumbers | None = None,
 ) -> AttachPlan:
     """The plan for each VF with a netdev whose PF has a rail. Pure. ``rails`` are those of the PFs; ``addresses`` are
     ``None`` where they cannot be known, as on a machine that is looked at from elsewhere. ``gateways`` are those of the
-    node's routes. ``offered`` are the devices of the resources, of which shares of HCAs have netdevs too."""
+    node's routes. ``offered`` are the devices of the resources, of which shares of HCAs have netdevs too. ``numbers``
+    is the controller's word; ``None``: it is not asked."""
     links = {link.pci_address: link for link in snapshot.links}
     addressing = settings.address_plan
-    taken = _taken(snapshot, addresses or {}, gateways)
+    taken = ({} if numbers is None else dict(numbers.taken)) | _taken(snapshot, addresses or {}, gateways)
+    names = nic_names(rails)
     vfs = {}
     for vf in snapshot.functions:
         pf = vf.parent
@@ -47,11 +52,32 @@ def attach_plan(
             continue
         link = links.get(pf)
         address, refusal = _address(
-            addressing, vf, rails[pf], None if addresses is None else addresses.get(pf, ()), taken
+            addressing,
+            vf,
+            rails[pf],
+            None if addresses is None else addresses.get(pf, ()),
+            taken,
+            names[pf],
+            numbers,
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
-    vfs |= dict(_planned_shares(addressing, snapshot, rails, addresses, taken, offered))
+    vfs |= dict(_planned_shares(addressing, snapshot, rails, addresses, taken, offered, numbers))
     return AttachPlan(settings.interface or "", vfs, probe=settings.probe)
+
+
+def node_numbers(
+    settings: AttachSettings, rails: Mapping[str, int], addresses: PfAddresses
+) -> tuple[NodeNumber, ...]:
+    """The number of this node on each rail, for the others; nothing of a PF with another address there. Pure."""
+    found: list[NodeNumber] = []
+    if (plan := settings.address_plan) is None:
+        return ()
+    for pf, rail in sorted(rails.items()):
+        with suppress(AddressPlanError):
+            prefix = plan.of(rail)
+            if isinstance(prefix, IPv4Network):
+                found.append(NodeNumber(pf, str(prefix), plan.node_number(rail, addresses.get(pf, ()))))
+    return tuple(found)
 
 
 def _planned_shares(
@@ -61,9 +87,10 @@ def _planned_shares(
     addresses: PfAddresses | None,
     taken: Mapping[IPv4Address | IPv6Address, str],
     offered: Iterable[Devices],
+    numbers: GivenNumbers | None,
 ) -> Iterator[tuple[str, PlannedVf]]:
     """Yield the shares of HCAs that get a netdev on top of their PF."""
-    links = {link.pci_address: link for link in snapshot.links}
+    links, names = {link.pci_address: link for link in snapshot.links}, nic_names(rails)
     pfs = {function.pci_address: function for function in snapshot.functions if function.parent is None}
     for devices in offered:
         address = devices.parent
@@ -75,7 +102,9 @@ def _planned_shares(
         for device in filter(is_share, devices.ids):
             number = int(device.rpartition("::")[2])
             mac = share_mac(base, number)
-            given, refusal = _share_address(plan, number, rails[address], of_pf, mac, taken)
+            given, refusal = _share_address(
+                plan, number, rails[address], of_pf, mac, taken, names[address], numbers
+            )
             yield device, PlannedVf(rails[address], link.mtu, given, refusal, address, mac)
 
 
@@ -100,6 +129,8 @@ def _address(
     rail: int,
     pf: Iterable[VfAddress] | None,
     taken: Mapping[IPv4Address | IPv6Address, str],
+    name: str,
+    numbers: GivenNumbers | None,
 ) -> tuple[str | None, str]:
     if plan is None:
         return None, ""
@@ -108,7 +139,8 @@ def _address(
     if pf is None and plan.prefix.find(":") < 0:
         return None, "the addresses of its PF are not known here"
     try:
-        address = plan.address(rail, vf.vf_index, pf=pf or (), mac=vf.mac)
+        given = _agreed(plan, rail, pf or (), name, numbers)
+        address = plan.address(rail, vf.vf_index, pf=pf or (), mac=vf.mac, given=given)
     except AddressPlanError as error:
         return None, str(error)
     if (owner := taken.get(address.ip)) is not None:
@@ -119,6 +151,28 @@ def _address(
     return str(address), ""
 
 
+def _agreed(
+    plan: AddressPlan, rail: int, pf: Iterable[VfAddress], name: str, numbers: GivenNumbers | None
+) -> int:
+    """The number of this node on a rail that the controller has written for it: no other node has it. 0: it is not
+    asked. Raises ``AddressPlanError``."""
+    if numbers is None or ":" in plan.prefix:
+        return 0
+    prefix, own, given = plan.of(rail), plan.node_number(rail, pf), numbers.of.get(name)
+    if given is None or given.prefix != str(prefix) or own not in (0, given.number):
+        known = f"the number {own} of this node" if own else "a number for this node"
+        raise AddressPlanError(
+            f"rail {rail}: the controller has not confirmed {known} in {prefix} yet: it takes some minutes after "
+            "the first report, and `rails.numbers` of the controller"
+        )
+    if given.holder:
+        raise AddressPlanError(
+            f"rail {rail}: the node {given.holder} had the number {given.number} in {prefix} first: give the PF "
+            "another address"
+        )
+    return given.number
+
+
 def _share_address(
     plan: AddressPlan | None,
     number: int,
@@ -126,13 +180,16 @@ def _share_address(
     pf: Iterable[VfAddress] | None,
     mac: str,
     taken: Mapping[IPv4Address | IPv6Address, str],
+    name: str,
+    numbers: GivenNumbers | None,
 ) -> tuple[str | None, str]:
     if plan is None:
         return None, ""
     if pf is None and ":" not in plan.prefix:
         return None, "the addresses of its PF are not known here"
     try:
-        address = plan.share_address(rail, number, pf=pf or (), mac=mac)
+        given = _agreed(plan, rail, pf or (), name, numbers)
+        address = plan.share_address(rail, number, pf=pf or (), mac=mac, given=given)
     except AddressPlanError as error:
         return None, str(error)
     if (owner := taken.get(address.ip)) is not None:

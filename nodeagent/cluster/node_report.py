@@ -73,6 +73,7 @@ from nodeagent.facts.model import (
     Identifier,
     Link,
     Neighbor,
+    NodeNumber,
     RailCheck,
     Snapshot,
     State,
@@ -140,7 +141,7 @@ def report(
             rail,
             function,
             links.get(function.pci_address),
-            snapshot.neighbors,
+            snapshot,
             last.get(name),
             stamp,
             checks.get(function.pci_address),
@@ -219,7 +220,7 @@ def _link(
     rail: int | None,
     function: Function,
     link: Link | None,
-    neighbors: Iterable[Neighbor],
+    snapshot: Snapshot,
     last: NodeLink | None,
     stamp: str,
     check: RailCheck | None,
@@ -227,9 +228,10 @@ def _link(
     patient: bool,
 ) -> NodeLink:
     netdev = link.netdev if link else function.netdev
-    own_neighbors = [neighbor for neighbor in neighbors if neighbor.link == netdev]
+    own_neighbors = [neighbor for neighbor in snapshot.neighbors if neighbor.link == netdev]
     state, is_infiniband = function.link_state, function.link_type == INFINIBAND
     reasons = sorted({reason.key: reason.detail for reason in function.health.reasons}.items())
+    number = next((one for one in snapshot.node_numbers if one.pci_address == function.pci_address), None)
     same_state = (
         last is not None
         and last.state in (state, OLDER_STATES.get(state))
@@ -254,7 +256,15 @@ def _link(
         neighbor=reported_neighbor(own_neighbors, last.neighbor if last else None, patient=patient),
         last_transition_time=last.last_transition_time if last and same_state else stamp,
         **_checked(check, last if patient else None),
+        **_numbered(number, last if patient else None),
     )
+
+
+def _numbered(number: NodeNumber | None, last: NodeLink | None) -> dict[str, Any]:
+    """The number of the node on the rail. After a start the last report stands until the addresses are read."""
+    if number is not None:
+        return {"vf_prefix": number.prefix, "number": number.number or None}
+    return {} if last is None else {"vf_prefix": last.vf_prefix, "number": last.number}
 
 
 def _checked(check: RailCheck | None, last: NodeLink | None) -> dict[str, Any]:

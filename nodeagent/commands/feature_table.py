@@ -136,8 +136,8 @@ FEATURES = (
     Feature(
         "rails",
         "RailPartners: their definition, and the rights to write and to read them",
-        lambda c: c.rails.probe,
-        lambda c: c.rails.probe,
+        lambda c: c.rails.probe or c.attach.numbers,
+        lambda c: c.rails.probe or c.rails.numbers,
         WITH_CONTROLLER,
     ),
     Feature(

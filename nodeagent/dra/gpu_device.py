@@ -65,6 +65,7 @@ class GpuDevice(DraDevice, frozen=True):
             "uuid": self.gpu.uuid,
             "product": self.gpu.name,
             "index": self.gpu.index,
+            "nvlinkIsland": self.gpu.nvlink_island,
             **pci_place(self.gpu.pci_address, self.gpu.pci_path, self.gpu.numa_node),
         }
 

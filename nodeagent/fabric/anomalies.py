@@ -35,6 +35,7 @@ from nodeagent.fabric.anomaly_texts import (
     rail_order,
     rail_shift,
     rails_text,
+    shared_number,
     shared_ports,
     swapped_of_two,
 )
@@ -86,6 +87,7 @@ class CablingCheck:
         self.anomalies += self._own_switches()
         self.anomalies += self._contested_links()
         self.anomalies += self._outranked_nodes()
+        self.anomalies += _shared_numbers(votes.patterns)
 
     def home(self, leaf: str) -> SwitchGroup | None:
         """The group that a switch counts for: none, if it is foreign."""
@@ -464,6 +466,19 @@ class CablingCheck:
                 "nodes are cabled to decide; define the groups in the topology file"
             )
             yield Anomaly(AnomalyKind.UNDECIDABLE, "", "", group.anchor, message)
+
+
+def _shared_numbers(patterns: Iterable[CablingPattern]) -> Iterator[Anomaly]:
+    """NICs of several nodes that have one number in a prefix: their VFs would have the same addresses in pods."""
+    owners: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    for pattern in patterns:
+        for node, report in pattern.nodes.items():
+            for link, prefix, number in report.numbered:
+                if number:
+                    owners.setdefault((prefix, number), []).append((node, link))
+    for (prefix, number), ends in sorted(owners.items()):
+        if len({node for node, _ in ends}) > 1:
+            yield shared_number(prefix, number, sorted(ends))
 
 
 def count_links(patterns: Iterable[CablingPattern]) -> RailCounts:

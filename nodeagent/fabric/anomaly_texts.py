@@ -44,6 +44,18 @@ class GroupRails:
         self.order = sorted(switch, key=rail_order)
 
 
+def shared_number(prefix: str, number: int, ends: Sequence[tuple[str, str]]) -> Anomaly:
+    """``ends`` are nodes, each with the link that has the number, in order."""
+    nodes = tuple(dict.fromkeys(node for node, _ in ends))
+    (node, link), *_ = ends
+    message = (
+        f"{len(nodes)} nodes ({names_of(nodes)}) have the number {number} in {shown(prefix)}, by the address of "
+        f"{names_of([f'{shown(name)} of {of}' for of, name in ends])}: their pods would have the same addresses; give "
+        "each NIC an address of its own"
+    )
+    return Anomaly(AnomalyKind.SHARED_NUMBER, node, shown(link), "", message, nodes)
+
+
 def foreign_leaf(
     node: str, pattern: CablingPattern, i: int, home: SwitchGroup, switches: Mapping[str, str]
 ) -> Anomaly:

@@ -262,7 +262,8 @@ def _odd_rails(measured: Sequence[RankTraffic]) -> Iterator[OddRail]:
         dark = [pod for pod, cell in cells.items() if cell.word in ("silent", "unused")]
         moves = [pod for pod, cell in cells.items() if cell.word in ("moves", "below")]
         if dark and not moves and len(rails) > 1:
-            yield OddRail(f"{rail} carries nothing, the other rails do ({len(dark)} pods)", tuple(dark))
+            pods = "1 pod" if len(dark) == 1 else f"{len(dark)} pods"
+            yield OddRail(f"{rail} carries nothing, the other rails do ({pods})", tuple(dark))
         else:
             for pod in dark:
                 where = (

@@ -107,7 +107,10 @@ class NodeLink(Wire, frozen=True, kw_only=True):
 
     ``addresses`` are the addresses with prefix length that partners may probe, as ``10.0.1.3/24``; IPv6 link-local ones
     reach the same L2 network only. ``rail_checked`` is ``CHECKABLE`` or a word for why the link cannot be checked, and
-    absent if this agent does not probe. A checked link without ``legs`` has good ones only."""
+    absent if this agent does not probe. A checked link without ``legs`` has good ones only.
+
+    ``vf_prefix`` is the IPv4 prefix in which the VFs of the link get addresses in pods, and ``number`` that of the node
+    in it by the address of the link: absent, the address gives it none. Both are absent without such a plan."""
 
     name: str
     netdev: str | None = None
@@ -127,6 +130,8 @@ class NodeLink(Wire, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     rail_checked: str | None = None
     legs: tuple[RailLeg, ...] = ()
+    vf_prefix: str | None = None
+    number: int | None = None
 
 
 class HeldVf(Wire, frozen=True, kw_only=True):

@@ -42,6 +42,7 @@ class AnomalyKind(StrEnum):
     CONTESTED_LINK = "contested-link"
     NVLINK_DOMAIN_MIXED = "nvlink-domain-mixed"
     NVLINK_DOMAIN_SPLIT = "nvlink-domain-split"
+    SHARED_NUMBER = "shared-number"
     OVERSIZED = "oversized"
     UNDECIDABLE = "undecidable"
     LINK_LOSS = "link-loss"

@@ -1,4 +1,5 @@
-"""RailPartners: whom a node probes and whom it answers on each rail, as the CRD ``nodeagent.io/v1alpha1`` defines it.
+"""RailPartners: whom a node probes and answers on each rail, and its number there, as the CRD defines it
+(``nodeagent.io/v1alpha1``).
 
 The controller writes one object for each node, with the node's name and owned by the Node. The agent reads its own.
 What is read is bounded here; the caps of the sender are in the agent, and no list raises them.
@@ -19,6 +20,7 @@ LEAF, ACROSS = "leaf", "across"
 RAILS_MAX = 128
 PARTNERS_MAX = 8
 """Partners of a rail that it probes, and as many that it answers."""
+NUMBER_MAX = 1 << 24
 PORTS_MAX = 16
 """Source ports to one partner. Each is most likely another path of the fabric."""
 
@@ -55,10 +57,21 @@ class RailList(Wire, frozen=True, kw_only=True):
     answer: Annotated[tuple[AnsweredPartner, ...], msgspec.Meta(max_length=PARTNERS_MAX)] = ()
 
 
+class RailNumber(Wire, frozen=True, kw_only=True):
+    """The number of the node in ``prefix``, that of the VFs' addresses in pods, on the link ``rail``. ``holder`` is
+    another node that had this number first: this one may not use it."""
+
+    rail: _Link
+    prefix: Annotated[str, msgspec.Meta(min_length=9, max_length=63)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
+    holder: Annotated[str, msgspec.Meta(max_length=253)] = ""
+
+
 class RailPartnersSpec(Wire, frozen=True, kw_only=True):
-    """The lists of all rails of the node."""
+    """The lists of all rails of the node, and its numbers."""
 
     rails: Annotated[tuple[RailList, ...], msgspec.Meta(max_length=RAILS_MAX)] = ()
+    numbers: Annotated[tuple[RailNumber, ...], msgspec.Meta(max_length=RAILS_MAX)] = ()
 
 
 class RailPartners(Wire, frozen=True, kw_only=True):

@@ -78,6 +78,14 @@ class LinkSlot(NamedTuple):
 Shape = tuple[LinkSlot, ...]
 
 
+class NumberedLink(NamedTuple):
+    """A link whose VFs get addresses of a prefix, and the number of its node in it; 0: the node has none."""
+
+    link: str
+    prefix: str
+    number: int
+
+
 class OtherLink(NamedTuple):
     """A link outside the fabric of the tree, such as one for storage. It counts for no group."""
 
@@ -119,6 +127,8 @@ class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The addresses of each link of ``shape`` that partners may probe; empty if none has any."""
     legs: tuple[tuple[int, RailLeg], ...] = ()
     """i and a leg of link ``shape[i]`` that loses probes. The tree depends on neither."""
+    numbered: tuple[NumberedLink, ...] = ()
+    """Of all fabrics. The tree does not depend on them."""
 
     @property
     def domain(self) -> str:
@@ -222,6 +232,7 @@ class ReportReader:
             pool(outranking),
             tuple(map(_addresses, of_fabric)) if any(link.addresses for link in of_fabric) else (),
             tuple([(i, leg) for i, link in enumerate(of_fabric) for leg in link.legs]),
+            _numbered(links.links),
         )
 
     def _slot(self, link: NodeLink, rail: str, neighbor: LinkNeighbor | Contender | None) -> LinkSlot:
@@ -268,6 +279,16 @@ def _addresses(link: NodeLink) -> tuple[str, ...]:
         if of_a_host(address) and "%" not in text:
             found.append(str(address))
     return tuple(found)
+
+
+def _numbered(links: Iterable[NodeLink]) -> tuple[NumberedLink, ...]:
+    return tuple(
+        [
+            NumberedLink(link.name, link.vf_prefix, max(0, link.number or 0))
+            for link in links
+            if link.vf_prefix is not None
+        ]
+    )
 
 
 def _outranking(of_fabric: list[NodeLink], links: Iterable[NodeLink]) -> tuple[str, ...]:
@@ -380,7 +401,7 @@ def _has_long_text(link: NodeLink) -> bool:
     if len(link.legs) > LEGS_MAX or len(link.addresses) > RAIL_ADDRESSES_MAX:
         return True
     legs = [text for leg in link.legs for text in (leg.node, leg.nic, leg.scope or "", leg.since or "")]
-    if _is_long((*link.addresses, link.rail_checked or "", *legs)):
+    if _is_long((*link.addresses, link.rail_checked or "", link.vf_prefix or "", *legs)):
         return True
     if neighbor is None:
         return max(len(name), len(fabric)) > _TEXT_MAX

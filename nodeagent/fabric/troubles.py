@@ -89,6 +89,7 @@ _REMEDIES = {
     AnomalyKind.UNDECIDABLE: "list the groups in the topology file",
     AnomalyKind.NVLINK_DOMAIN_MIXED: "assign all GPUs of the node to one partition of the NVLink fabric",
     AnomalyKind.NVLINK_DOMAIN_SPLIT: "correct the cables of the nodes in the message",
+    AnomalyKind.SHARED_NUMBER: "give each NIC an address of its own, and restart the pods with the addresses of both",
     AnomalyKind.LINK_LOSS: "compare the NIC's counters (nodeagent health), then change the cable, then the port",
     AnomalyKind.LEAF_LOSS: "check the switch: its drops, its buffers, its line cards",
     AnomalyKind.UPLINK_LOSS: "find the uplink with errors at the switch, and take it out of the paths",

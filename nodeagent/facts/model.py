@@ -129,7 +129,8 @@ class Gpu(msgspec.Struct, frozen=True):
     ``index`` is NVML's. While a GPU is lost, the others keep theirs. ``mig``: MIG mode is on, and only ``mig_devices``
     can be used. ``mig_profiles`` are what it can be divided into then, and ``mig_instances`` the GPU instances that are
     there; both are empty if the driver does not show them. ``nvlink_domain`` is ``<cluster UUID>.<clique ID>``, empty
-    for none, ``None`` if not known.
+    for none, ``None`` if not known. ``nvlink_island``: GPUs of this machine that NVLinks join have the same, the PCI
+    address of the first of them; ``None`` if not known.
     """
 
     uuid: str
@@ -143,6 +144,7 @@ class Gpu(msgspec.Struct, frozen=True):
     health: Health = HEALTHY
     lost: bool = False
     nvlink_domain: str | None = None
+    nvlink_island: str | None = None
     mig: bool = False
     mig_devices: tuple[MigDevice, ...] = ()
     mig_profiles: tuple[MigProfile, ...] = ()
@@ -292,6 +294,15 @@ class PodNetdev(msgspec.Struct, frozen=True):
     pod: str
     netdev: str
     addresses: tuple[str, ...] = ()
+
+
+class NodeNumber(msgspec.Struct, frozen=True):
+    """The number of this node on the rail of one PF, by whose address it is known; 0: that gives it none. ``prefix`` is
+    that of the VFs' IPv4 addresses in pods."""
+
+    pci_address: str
+    prefix: str
+    number: int
 
 
 class DeviceNode(msgspec.Struct, frozen=True):
@@ -499,6 +510,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     holdings: tuple[Holding, ...] | None = None
     pod_netdevs: tuple[PodNetdev, ...] = ()
     """By PCI address; empty unless `nodeagent attach` moves netdevs."""
+    node_numbers: tuple[NodeNumber, ...] = ()
+    """By PCI address; empty unless VFs get IPv4 addresses in pods (`attach.addresses`)."""
     claim_shares: tuple[ClaimShare, ...] = ()
     """By container, which ``holdings`` does not name for claims."""
     paths: HostPaths = HostPaths()

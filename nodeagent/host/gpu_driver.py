@@ -48,7 +48,8 @@ class GpuReading(Struct, frozen=True):
     the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
     about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet, ``mig_devices``,
     ``mig_profiles`` and ``mig_instances`` if they could not be read. ``fabric_pending``: whether its registration with
-    the NVLink fabric has yet to be completed; ``None`` if it has no fabric, or this is not known.
+    the NVLink fabric has yet to be completed; ``None`` if it has no fabric, or this is not known. ``nvlink_ends``: the
+    PCI addresses of what its NVLinks lead to, NVSwitches or other GPUs; ``None`` if this is not known.
     """
 
     index: int
@@ -64,6 +65,7 @@ class GpuReading(Struct, frozen=True):
     nvlink_domain: str | None = None
     mig_devices: tuple[MigDevice, ...] | None = ()
     fabric_pending: bool | None = None
+    nvlink_ends: tuple[str, ...] | None = None
     mig_profiles: tuple[MigProfile, ...] | None = ()
     mig_instances: tuple[MigSlot, ...] | None = ()
 

@@ -1,4 +1,4 @@
-"""Read the registration of a GPU with its NVLink fabric by NVML, and the NVLink domain that follows from it.
+"""Read the registration of a GPU with its NVLink fabric by NVML, the NVLink domain of it, and what its links lead to.
 
 A domain is the UUID of the NVSwitch fabric, and the ID of its partition (clique).
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import uuid
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -74,3 +75,31 @@ def is_pending(lib: Any, state: int) -> bool | None:
     if state in (lib.NVML_GPU_FABRIC_STATE_NOT_STARTED, lib.NVML_GPU_FABRIC_STATE_IN_PROGRESS):
         return True
     return False if state == lib.NVML_GPU_FABRIC_STATE_COMPLETED else None
+
+
+_LINKS = 36  # NVML_NVLINK_MAX_LINKS
+_NOWHERE = "0000:00:00.0"
+"""The address of a switch that this machine cannot see."""
+
+
+def read_nvlink_ends(lib: Any, handle: Any, address: Callable[[Any], str]) -> tuple[str, ...] | None:
+    """The PCI addresses of what the NVLinks of a GPU lead to, NVSwitches or other GPUs. ``None``: a call has failed.
+    ``address`` converts NVML's form of one. A link that is not there or not in use has no end."""
+    if not hasattr(lib, "nvmlDeviceGetNvLinkRemotePciInfo"):  # a binding of another age
+        return ()
+    none = {
+        lib.NVML_ERROR_NOT_SUPPORTED,
+        lib.NVML_ERROR_INVALID_ARGUMENT,
+        lib.NVML_ERROR_FUNCTION_NOT_FOUND,
+        lib.NVML_ERROR_NOT_FOUND,
+    }
+    ends = set()
+    for link in range(_LINKS):
+        try:
+            ends.add(address(lib.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
+        except lib.NVMLError as error:
+            if error.value not in none:
+                return None
+        except ValueError:  # no address
+            continue
+    return tuple(sorted(ends - {_NOWHERE}))

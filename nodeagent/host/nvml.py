@@ -22,7 +22,7 @@ from typing import Any, ClassVar, TypeVar
 
 from nodeagent.facts.model import MigDevice
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
-from nodeagent.host.nvlink_domain import Membership, read_membership
+from nodeagent.host.nvlink_domain import Membership, read_membership, read_nvlink_ends
 from nodeagent.host.nvml_limits import MemoryLimits
 from nodeagent.host.nvml_mig import mig_devices, mig_places
 from nodeagent.host.nvml_vitals import VitalsReader
@@ -68,6 +68,7 @@ class Nvml:
         self._vitals: VitalsReader | None = None
         self._handles: dict[str, Any] = {}
         """By UUID, for the GPUs that answered the last reading."""
+        self._nvlink_ends: dict[str, tuple[str, ...]] = {}
         self._uuids: dict[int, str] = {}
         """By device handle: a lost GPU raises its XID and then does not return its UUID."""
 
@@ -259,6 +260,7 @@ class Nvml:
             nvlink_domain=fabric.domain,
             mig_devices=migs,
             fabric_pending=fabric.pending,
+            nvlink_ends=self._nvlinks(lib, handle, uuid, wait=gpu.lost or fabric.pending is True),
             mig_profiles=None if gpu.lost else places[0],
             mig_instances=None if gpu.lost else places[1],
         )
@@ -266,6 +268,16 @@ class Nvml:
             self._handles[uuid] = handle
             self._listen(lib, handle, uuid)
         return reading
+
+    def _nvlinks(self, lib: Any, handle: Any, uuid: str | None, *, wait: bool) -> tuple[str, ...] | None:
+        """The ends of the NVLinks of a GPU, which are wires: they are read once, since each is a call of the driver.
+        With ``wait`` the driver does not know them yet."""
+        if uuid is None or uuid in self._nvlink_ends or wait:
+            return None if uuid is None else self._nvlink_ends.get(uuid)
+        ends = read_nvlink_ends(lib, handle, _kernel_address)
+        if ends is not None:
+            self._nvlink_ends[uuid] = ends
+        return ends
 
     def _listen(self, lib: Any, handle: Any, uuid: str) -> None:
         """Register a GPU for events, once. A GPU without events is polled like all others, and logged once."""

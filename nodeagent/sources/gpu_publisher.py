@@ -63,6 +63,7 @@ class GpuPublisher:
         self._status = ReaderStatus(Source.GPU)
         self._places: dict[str, Place] = {}
         self._domains = NvlinkDomains()
+        self._islands = NvlinkIslands()
         self._logged: dict[str, str] = {}
         self._functions: tuple[GpuFunction, ...] | None = None
         self._excluded: frozenset[str] = frozenset()
@@ -162,6 +163,7 @@ class GpuPublisher:
             if not gpu.lost:
                 self._said.pop(gpu.pci_address or "", None)
         self._domains.take(reading.readings)
+        self._islands.take(reading.readings, self._domains)
         self.version = reading.version
         answers = f"The GPU driver answers. version={reading.version!r} gpus={len(reading.readings)}"
         self.log_change("driver", answers, logging.INFO)
@@ -339,6 +341,7 @@ class GpuPublisher:
                     health=judged.health,
                     lost=reading.lost,
                     nvlink_domain=self._domains.of(uuid),
+                    nvlink_island=self._islands.of(reading.pci_address),
                     mig=reading.mig,
                     mig_devices=reading.mig_devices or (),
                     mig_profiles=reading.mig_profiles or (),
@@ -377,3 +380,35 @@ class NvlinkDomains:
     def of(self, uuid: str) -> str | None:
         """The domain; ``None`` if no reading had one."""
         return self._domains.get(uuid)
+
+
+class NvlinkIslands:
+    """Which GPUs of this machine NVLinks join: directly, by an NVSwitch, or by the fabric of an NVLink domain. What was
+    read last of a GPU that is lost stays."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, set[str]] = {}
+        self._islands: dict[str, str] = {}
+
+    def take(self, readings: Iterable[GpuReading], domains: NvlinkDomains) -> None:
+        for reading in readings:
+            gpu = reading.pci_address
+            if gpu is None or reading.uuid is None:
+                continue
+            if reading.nvlink_ends is not None:
+                self._ends[gpu] = {*reading.nvlink_ends}
+            if domain := domains.of(reading.uuid):
+                self._ends.setdefault(gpu, set()).add(domain)
+        islands: list[set[str]] = []
+        for gpu, ends in self._ends.items():
+            reached = {gpu, *ends}
+            touching = [island for island in islands if island & reached]
+            islands = [island for island in islands if not island & reached]
+            islands.append(reached.union(*touching))
+        self._islands = {
+            gpu: min(island & self._ends.keys()) for island in islands for gpu in island & self._ends.keys()
+        }
+
+    def of(self, address: str) -> str | None:
+        """By the PCI address of a GPU. One without NVLinks is an island of its own."""
+        return self._islands.get(address)

@@ -40,6 +40,8 @@ def test_vfs_of_claims_are_moved_too() -> None:
         ('interface: "rail{rail}"\n  addresses: "10.{rail}.0.1/16"', 5, "has host bits set"),
         ('interface: "rail{rail}"\n  addresses: "fd00:{rail}::/80"', 5, "use a prefix of /64 or shorter"),
         ('addresses: "10.{rail}.0.0/16"', 4, "set attach.interface too"),
+        ('interface: "rail{rail}"\n  numbers: true', 5, "set attach.addresses to an IPv4 prefix too"),
+        ('interface: "rail{rail}"\n  numbers: true\n  addresses: "fd00:{rail}::/64"', 5, "numbers decide IPv4"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_at_its_line(section: str, line: int, why: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from nodeagent.cli import main
+from nodeagent.commands.plan import job as job_verb
 from nodeagent.commands.plan.job_rails import rails_document, rails_lines
 from nodeagent.console.terminal import Screen
 from nodeagent.fabric.jobs import by_job, job_pod
@@ -112,6 +113,66 @@ def test_a_stalled_job_fits_80_columns_and_names_who_did_not_arrive(tmp_path: Pa
         "all rails silent for 5 min 17 s, the GPUs of 6 pods busy, su1-n01/5 at 0 %: it did not arrive "
         "(llama-node-4-0-abcde)"
     )
+
+
+def test_a_stall_is_told_without_the_option_and_without_any_metric(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_verb.show_job, "__defaults__", (lambda: NOW,))
+    for gpus, told in (("waiting", 317), ("idle", None)):
+        source = with_levels(levels("silent", since=SILENT, gpus=gpus, longest_pause_seconds=90), tmp_path)
+        main(["job", "llama", "--from", source, "--json"])
+        assert json.loads(capsys.readouterr().out)["job"]["stalledSeconds"] == told
+        assert main(["job", "llama", "--from", source]) == (told is not None)
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("stalled: its rails are silent and its GPUs wait for 5 min 17 s" in out) is (told is not None)
+
+
+def test_the_report_of_a_former_node_says_nothing_of_a_pod(tmp_path: Path) -> None:
+    """A pod that moved is still named by the node that it left, which is one of the job."""
+    found = levels("silent", since=SILENT, gpus="waiting")
+    first, second, *_ = found
+    reports, pods = scene()
+    left = structs.replace(found[first], level="moving", pod=found[second].pod)
+    traffic = {node: (level,) for node, level in found.items()} | {first: (found[first], left)}
+    made = preview([structs.replace(one, traffic=traffic.get(one.node_name, ())) for one in reports],
+                   pods, tmp_path)  # fmt: skip
+    jobs = by_job(map(job_pod, made.pods))
+    (name,) = (one for one in jobs if one.name == "llama")
+    assert rails_document(made, name, jobs[name], NOW)["stalled"]
+
+
+def test_pods_of_one_name_in_two_namespaces_are_two_jobs(tmp_path: Path) -> None:
+    reports, pods = scene()
+    other = [
+        {**pod, "metadata": {**pod["metadata"], "namespace": "other"}}
+        for pod in pods
+        if pod["metadata"]["name"].startswith("llama")
+    ]
+    silent = levels("silent", since=SILENT, gpus="waiting")
+    made = preview(
+        [
+            structs.replace(
+                one,
+                traffic=(
+                    silent[one.node_name],
+                    structs.replace(silent[one.node_name], namespace="other", level="moving"),
+                ),
+            )
+            if one.node_name in silent
+            else one
+            for one in reports
+        ],
+        [*pods, *other],
+        tmp_path,
+    )
+    jobs = by_job(map(job_pod, made.pods))
+    found = {
+        name.namespace: rails_document(made, name, jobs[name], NOW)["stalled"]
+        for name in jobs
+        if name.name == "llama"
+    }
+    assert found == {"ml": True, "other": False}
 
 
 def test_figures_are_gbit_per_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

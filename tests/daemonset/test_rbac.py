@@ -16,6 +16,7 @@ import pytest
 from msgspec import structs
 
 from nodeagent.base.backoff import RateLimit
+from nodeagent.cluster import partner_list
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.agent_events import AgentEvents
 from nodeagent.cluster.cluster_settings import (
@@ -38,7 +39,7 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import HEALTHY, Health, Holding, Reason, Snapshot, State
 from nodeagent.features import startup_taint
 from nodeagent.features.other_programs import kept_objects
-from nodeagent.features.rail_probing import rail_keeper, rail_watch
+from nodeagent.features.rail_probing import rail_keeper
 from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.features.rail_probing.rail_watch import RailWatch
@@ -619,7 +620,7 @@ RAIL_READ: Grant = ("get", "nodeagent.io", "railpartners")
 
 
 async def test_an_agent_that_probes_needs_one_more_right_and_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    monkeypatch.setattr(partner_list, "FIRST_S", 0.0)
     manifests = built("components/rails")
     async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
         await agent_with_rails_at_work(server)
@@ -632,7 +633,7 @@ async def test_an_agent_that_probes_needs_one_more_right_and_uses_it(monkeypatch
 async def test_without_the_right_to_its_list_the_agent_names_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    monkeypatch.setattr(partner_list, "FIRST_S", 0.0)
     manifests = built("components/rails")
     (found,) = (one for one in grants(manifests, AGENT) if one[2] == RAIL_READ)
     caplog.set_level(logging.INFO)

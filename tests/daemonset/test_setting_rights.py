@@ -21,7 +21,7 @@ from msgspec import structs
 
 from hack.docs.settings import settings_table
 from nodeagent.agent_config import Config
-from nodeagent.cluster import device_marks
+from nodeagent.cluster import device_marks, partner_list
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.node_marks import (
     DEVICE_TAINT,
@@ -38,7 +38,7 @@ from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.features import startup_taint
 from nodeagent.features.other_programs import kept_objects
-from nodeagent.features.rail_probing import rail_keeper, rail_watch
+from nodeagent.features.rail_probing import rail_keeper
 from nodeagent.kube.access import Access
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
@@ -181,6 +181,8 @@ CONTROLLED = {
     "jobs": Row("jobs: true", ("jobs",), ("list", "", "pods"), listed("list", "", "pods")),
     "rails.probe": Row("rails: {probe: true}", ("rails",), ("list", "nodeagent.io", "railpartners"),
         lambda server: server.objects("railpartners")),
+    "rails.numbers": Row("rails: {probe: true, numbers: true}", ("rails",), ("list", "nodeagent.io", "railpartners"),
+        lambda server: server.objects("railpartners")),
     "outputs: hypernodes": Row("outputs: [hypernodes]", (), ("create", "topology.volcano.sh", "hypernodes"),
         hypernodes),
     "outputs: labels": Row("outputs: [labels]", (), NODES,
@@ -279,7 +281,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_holdings(monkeypatch)
     monkeypatch.setattr(device_marks, "DOWN_S", 0.0)
     monkeypatch.setattr(device_marks, "PER_S", 10.0)
-    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    monkeypatch.setattr(partner_list, "FIRST_S", 0.0)
     monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
     monkeypatch.setattr(kept_objects, "KEPT_PAUSE_S", 0.01)
     monkeypatch.setattr(rail_keeper, "JUDGE_S", 0.05)

@@ -154,6 +154,14 @@ def test_a_gpu_and_a_pf_have_attributes_of_kind_and_place() -> None:
     assert nic["capacity"]["vfs"]["requestPolicy"]["default"] == "1"
 
 
+def test_a_gpu_has_the_island_of_nvlinks_that_it_is_in() -> None:
+    machine = dgx()
+    joined = tuple(replace(gpu, nvlink_island="0000:20:00.0") for gpu in machine.gpus[:4])
+    node = Node(replace(machine, gpus=(*joined, *machine.gpus[4:])))
+    found = [values(device).get("nvlinkIsland") for device in node.devices("gpu")]
+    assert found == ["0000:20:00.0"] * 4 + [None] * (len(machine.gpus) - 4)
+
+
 def test_functions_below_one_pcie_switch_have_its_upstream_port_in_common() -> None:
     path = ("pci0000:15", "0000:15:01.0", "0000:16:00.0")
     gpu = replace(gpu_of(0), pci_path=(*path, "0000:17:01.0", "0000:20:00.0"))

@@ -29,6 +29,7 @@ NOT_APPLIED = {
     **dict.fromkeys(
         RAIL_KINDS, "probes find it, not plans: it ends when no packet is lost (test_rail_keeper.py)"
     ),
+    AnomalyKind.SHARED_NUMBER: "it is no cable: tests/fabric/test_shared_numbers.py",
     AnomalyKind.OVERSIZED: "it takes 20,000 nodes: the entry of its message is applied in test_flat_fabric.py",
 }
 """The kinds whose remedy is applied elsewhere, each with its reason."""

@@ -395,3 +395,62 @@ async def test_a_list_that_is_refused_keeps_no_other_one_back():
                 await until(lambda: len(stored(server)) == UNITS * EACH - 1)
                 await asyncio.sleep(3 * PAUSE_S)
                 assert len(refused) == 1, "the same content is not sent again"
+
+
+NUMBERED = structs.replace(RULES, rails=FabricRailsSettings(numbers=True))
+
+
+def numbers(server: ApiServer) -> dict[str, list[tuple[str, int, str]]]:
+    return {
+        node: [(one.rail, one.number, one.holder) for one in rail_partners_of(found).spec.numbers]
+        for node, found in stored(server).items()
+    }
+
+
+def numbered(unit: int, number: int, own: int | None = None) -> dict[str, Any]:
+    report = probing(unit, number)
+    report["links"][0] |= {"vfPrefix": "10.100.0.0/16"} | ({} if own is None else {"number": own})
+    return report
+
+
+async def test_each_node_has_a_number_once_that_outlives_the_controller_and_the_second_owner_is_told():
+    async with cluster() as server:
+        for unit in range(UNITS):
+            for number in range(EACH):
+                server.put(numbered(unit, number, 3 if (unit, number) == (0, 7) else None))
+        async with running(server, NUMBERED):
+            await until(lambda: len(stored(server)) == UNITS * EACH)
+            first = numbers(server)
+        given = [number for of in first.values() for _, number, holder in of if not holder]
+        assert sorted(given) == list(range(1, UNITS * EACH + 1))
+        assert first["node-07"] == [(rail_name(server), 3, "")]
+        assert not legs(server), "nothing is probed without the setting"
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-000"}})
+        late = numbered(0, 0, 3) | {"nodeName": "node-000"}
+        late["metadata"] = {**late["metadata"], "name": "node-000"}
+        server.put(late)
+        async with running(server, NUMBERED, "b") as other:
+            await until(lambda: len(stored(server)) == UNITS * EACH + 1)
+            assert numbers(server) == first | {"node-000": [(rail_name(server), 3, "node-07")]}
+            outcome = other.progress.outcome
+            assert outcome is not None
+            (shared,) = [one for one in outcome.anomalies if one.kind is AnomalyKind.SHARED_NUMBER]
+            assert set(shared.nodes) == {"node-000", "node-07"}
+
+
+def rail_name(server: ApiServer) -> str:
+    report = server.find("nodelinks", "node-07", "nodeagent")
+    assert report is not None
+    name: str = report["links"][0]["name"]
+    return name
+
+
+async def test_with_probes_and_numbers_an_object_has_both():
+    both = structs.replace(RAILS, rails=FabricRailsSettings(probe=True, numbers=True))
+    async with cluster() as server:
+        server.put(numbered(0, 0))
+        async with running(server, both):
+            await complete(server)
+            await until(lambda: numbers(server)["node-00"])
+            assert [one[1:] for one in numbers(server)["node-00"]] == [(1, "")]
+            assert len(legs(server)) == UNITS * EACH * LINKS * 3

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.facts.model import Ets
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket, ieee_of
 from nodeagent.host.netlink.message import NetlinkError, attribute, messages
-from nodeagent.host.netlink.netdevs import Netdevs, netdev_of
+from nodeagent.host.netlink.netdevs import Netdevs, VfTraffic, netdev_of, vfs_of
 from tests.support.namespaces import Netns, veth
 
 
@@ -86,6 +86,82 @@ def test_any_message_decodes_or_raises_netlink_error(data):
     for read in (netdev_of, lambda raw: list(messages(raw)), ieee_of):
         try:
             read(data)
+        except NetlinkError:
+            continue
+
+
+# In the order of rtnl_fill_vf_info in net/core/rtnetlink.c and with the numbers of include/uapi/linux/if_link.h,
+# Linux 7.2.13. The kernel puts a PAD before each number of 64 bits where the processor cannot read it unaligned.
+VF_STATS_PAD = 6
+
+
+def vf_info(index: int, *statistics: int, padded: bool = False) -> bytes:
+    """An IFLA_VF_INFO. ``statistics``: packets received and sent, bytes received and sent, broadcast, multicast,
+    dropped received and sent; none: a kernel before 4.0."""
+    numbers = (0, 1, 2, 3, 4, 5, 7, 8)
+    pad = attribute(VF_STATS_PAD, b"") if padded else b""
+    nest = b"".join(
+        pad + attribute(number, struct.pack("=Q", value))
+        for number, value in zip(numbers, statistics, strict=False)
+    )
+    settings = (
+        attribute(1, struct.pack("=I32s", index, b"\x02\0\0\0\0\1"))
+        + attribute(13, b"\xff" * 6 + bytes(26))
+        + attribute(2, struct.pack("=III", index, 7, 0))
+        + attribute(6, struct.pack("=III", index, 0, 0))
+        + attribute(3, struct.pack("=II", index, 0))
+        + attribute(4, struct.pack("=II", index, 1))
+        + attribute(5, struct.pack("=II", index, 0))
+        + attribute(7, struct.pack("=II", index, 0xFFFFFFFF))
+        + attribute(9, struct.pack("=II", index, 0))
+        + attribute(12, attribute(1, struct.pack("=IIIHxx", index, 7, 0, 0x8100)))
+    )
+    return attribute(1, settings + (attribute(8, nest) if statistics else b""))
+
+
+def pf_link(*vfs: bytes) -> bytes:
+    head = struct.pack("=BxHiII", 0, 1, 7, 0x1003, 0)
+    return (
+        head
+        + attribute(3, b"ens1np0\0")
+        + attribute(21, struct.pack("=I", len(vfs)))
+        + attribute(22, b"".join(vfs))
+    )
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_bytes_of_vfs_are_decoded_from_the_kernels_layout(padded):
+    counts = (11, 12, 2**40 + 13, 2**63 + 14, 15, 16, 17, 18)
+    found = vfs_of(
+        pf_link(vf_info(0, *counts, padded=padded), vf_info(1), vf_info(2, *(0,) * 8, padded=padded))
+    )
+    setup = {
+        "mac": "02:00:00:00:00:01",
+        "vlan": "7",
+        "spoof_check": "on",
+        "link_state": "auto",
+        "trust": "off",
+    }
+    assert found == (
+        VfTraffic(0, 11, 12, 2**40 + 13, 2**63 + 14, 17, 18, setup),
+        VfTraffic(2, 0, 0, 0, 0, 0, 0, setup),
+    )
+
+
+def test_a_kernel_before_the_dropped_packets_of_vfs_gives_the_others():
+    (found,) = vfs_of(pf_link(vf_info(3, 1, 2, 3, 4, 5, 6)))
+    assert (found.index, found.tx_bytes, found.rx_dropped, found.tx_dropped) == (3, 4, None, None)
+
+
+@given(st.integers(0, 400), st.integers(1, 3))
+def test_vfs_of_a_message_that_is_cut_short_decode_or_raise_netlink_error(at, cut):
+    whole = pf_link(vf_info(0, *range(8)), vf_info(1, *range(8), padded=True))
+    text = bytearray(whole)
+    for _ in range(cut):
+        text[at % len(text)] ^= 1 << cut
+    for damaged in (whole[: at % len(whole)], bytes(text)):
+        try:
+            vfs_of(damaged)
         except NetlinkError:
             continue
 

@@ -86,3 +86,32 @@ def test_a_driver_without_these_calls_has_no_domains(machine: Machine, old: obje
         assert domains(remote) == ["", ""]
     finally:
         remote.end()
+
+
+# --- the ends of NVLinks ------------------------------------------------------------------------------------
+
+
+def test_the_ends_of_nvlinks_have_the_kernels_addresses_and_are_read_once(
+    driver: Remote, machine: Machine
+) -> None:
+    links = ["nvlink 0 0 00000000:06:00.0", "nvlink 0 17 00000000:0A:00.0", "nvlink 0 4 00000000:06:00.0"]
+    hidden = "nvlink 1 0 00000000:00:00.0"
+    machine.set(gpu(0), gpu(1), *links, hidden)
+    assert [one.nvlink_ends for one in driver.gpus()] == [("0000:06:00.0", "0000:0a:00.0"), ()]
+    machine.set(gpu(0), gpu(1))
+    assert [one.nvlink_ends for one in driver.gpus()] == [("0000:06:00.0", "0000:0a:00.0"), ()]
+
+
+def test_the_ends_are_unknown_while_the_fabric_registers_or_a_call_fails(
+    driver: Remote, machine: Machine
+) -> None:
+    link = "nvlink 0 0 00000000:06:00.0"
+    machine.set(gpu(0), link, fabric(0, state=IN_PROGRESS))
+    assert driver.gpus()[0].nvlink_ends is None
+    machine.set(gpu(0), link, "fail nvmlDeviceGetNvLinkRemotePciInfo_v2 999 0")
+    (reading,) = driver.gpus()
+    assert (reading.nvlink_ends, reading.fault) == (None, None)
+    machine.set(gpu(0), link)
+    assert driver.gpus()[0].nvlink_ends == ("0000:06:00.0",)
+    machine.set(gpu(0, lost=1), link)
+    assert driver.gpus()[0].lost

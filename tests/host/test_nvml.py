@@ -158,6 +158,7 @@ def test_a_gpu_has_the_kernels_pci_address_and_memory_in_mib(nvml, machine):
             memory_mib=81559,
             recovery_action="none",
             nvlink_domain="",
+            nvlink_ends=(),
         ),
     )
     assert nvml.version() == "580.95.05"

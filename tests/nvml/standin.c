@@ -17,6 +17,7 @@
  *   mps <index> <pid> <bytes>                is a client of MPS there
  *   fabric <index> <newest version, 0: none> <state> <status> <clique> <32 hex digits of the cluster's UUID>
  *                                            the registration with the NVSwitch fabric
+ *   nvlink <index> <link> <bus id>           what that NVLink leads to
  *   mig <index> <slot> <uuid> <gpu instance> <compute instance> <MiB> <slices> <compute slices> <name>
  *                                            a MIG device of that GPU, which has <mig> 1; slots may have gaps
  *   profile <index> <kind> <number> <slices> <MiB> <multiprocessors> <memory slices> <first ones, as 0,2,4> <name>
@@ -414,6 +415,16 @@ int nvmlDeviceGetPciInfo_v3(Device *device, PciInfo *info) {
     memset(info, 0, sizeof *info);
     memcpy(info->bus_id, m.gpu[device->index].bus_id, sizeof info->bus_id);
     sscanf(info->bus_id, "%x:%x:%x", &info->domain, &info->bus, &info->device);
+    return OK;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *device, unsigned link, PciInfo *info) {
+    char key[16], rest[128];
+    ENTER("nvmlDeviceGetNvLinkRemotePciInfo_v2", device->index);
+    memset(info, 0, sizeof *info);
+    snprintf(key, sizeof key, "%u", link);
+    if (!rest_of_line("nvlink", device->index, key, rest, sizeof rest)) return NOT_SUPPORTED;
+    sscanf(rest, "%31s", info->bus_id);
     return OK;
 }
 

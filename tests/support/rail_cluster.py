@@ -35,9 +35,9 @@ PORT, CONTROLLER_PORT = 9808, 9809
 _FAST_AGENT = f"""
 import sys
 from nodeagent.cli import main
-from nodeagent.cluster import node_report
-from nodeagent.features.rail_probing import probe_caps, rail_watch
-rail_watch.FIRST_S, rail_watch.RAIL_READ_S, probe_caps.UNANSWERED_S = 1.0, {READ_S}, 1.0
+from nodeagent.cluster import node_report, partner_list
+from nodeagent.features.rail_probing import probe_caps
+partner_list.FIRST_S, partner_list.RAIL_READ_S, probe_caps.UNANSWERED_S = 1.0, {READ_S}, 1.0
 node_report.NodeReporter.__init__.__kwdefaults__.update(jitter_s=0.0, gather_s=0.2, gap_s=0.5)
 sys.exit(main(sys.argv[1:]))
 """

@@ -16,12 +16,13 @@ from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import few
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan import trouble
-from nodeagent.commands.plan.job_rails import rails_document, rails_lines
+from nodeagent.commands.plan.job_rails import job_levels, rails_document, rails_lines
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
 from nodeagent.config.file_errors import did_you_mean
 from nodeagent.console.options import FAILED, GOOD
 from nodeagent.console.similar_names import similar_names
 from nodeagent.console.terminal import PLAIN, Screen, screen, wrapped
+from nodeagent.fabric.job_traffic import job_pause
 from nodeagent.fabric.jobs import (
     ALIASES,
     APART,
@@ -63,7 +64,9 @@ def show_job(options: argparse.Namespace, now: Callable[[], float] = time.time) 
         if options.rails:
             return _rails(preview, name, jobs[name])
         job, found = described_job(preview, jobs, name)
-        code = FAILED if found else GOOD
+        pause = job_pause(job_levels(preview, name, jobs[name]), now())
+        job["stalledSeconds"] = round(pause.seconds) if pause.stalled else None
+        code = FAILED if found or pause.stalled else GOOD
         if options.json:
             envelope = trouble.trouble_document(preview, found, options.source, now())
             return json.dumps({**envelope, "job": job}, indent=2), code
@@ -235,6 +238,11 @@ def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
         yield "no VF of its pods is known (cluster.reportHolders): all fabric links of its nodes count"
     elif without := [pod["name"] for pod in pods if pod["node"] and not pod["links"]]:
         yield f"pods without a VF: {', '.join(few(without))}"
+    if stalled_s := job.get("stalledSeconds"):
+        yield (
+            f"stalled: its rails are silent and its GPUs wait for {duration(stalled_s)}; --rails says who did not "
+            "arrive, as far as it is seen"
+        )
     yield f"links: {len(links)}, {sum(link['state'] in FAULTS for link in links)} with a fault"
     changed = [
         f"{link['node']} {link['link']} ({link['state']} for {duration(now - at)})"

@@ -20,6 +20,7 @@ from nodeagent.fabric.job_traffic import (
     rank_traffic,
 )
 from nodeagent.fabric.jobs import JobKey, JobPod
+from nodeagent.fabric.nodelinks import TrafficLevel
 
 PODS_SHOWN_MAX = 24
 """Rows of the table: those with something odd first. `--json` has all."""
@@ -52,17 +53,21 @@ def ranks_of(preview: Preview, job: JobKey, pods: Sequence[JobPod], now: float) 
     return made
 
 
+def job_levels(preview: Preview, job: JobKey, pods: Sequence[JobPod]) -> list[TrafficLevel]:
+    """The level of each pod in the report of its present node; a former node may still report it."""
+    return [
+        level
+        for pod in pods
+        if pod.node in preview.reports
+        for level in preview.reports[pod.node].traffic
+        if (level.namespace, level.pod) == (job.namespace, pod.name)
+    ]
+
+
 def rails_document(preview: Preview, job: JobKey, pods: Sequence[JobPod], now: float) -> dict[str, Any]:
     """The matrix for programs. Rates are Gbit/s, packets both ways per second; ``null``: not measured."""
-    ranks = ranks_of(preview, job, pods, now)
-    nodes = {rank.node for rank in ranks}
+    ranks, levels = ranks_of(preview, job, pods, now), job_levels(preview, job, pods)
     own = {(job.namespace, rank.pod) for rank in ranks}
-    levels = [
-        level
-        for node in sorted(nodes & preview.reports.keys())
-        for level in preview.reports[node].traffic
-        if (level.namespace, level.pod) in own
-    ]
     pause = job_pause(levels, now)
     return {
         "namespace": job.namespace,

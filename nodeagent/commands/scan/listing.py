@@ -22,6 +22,7 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.attach.address_plan import interface_name
+from nodeagent.attach.given_numbers import read_given_numbers
 from nodeagent.attach.pod_plan import AttachPlan
 from nodeagent.attach.share_netdevs import is_share
 from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways
@@ -220,8 +221,11 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
         return None
     rails = {device: int(name.removeprefix("nic")) for device, name in view.nics.items()}
     gateways = () if addresses is None else route_gateways()
+    given = None
+    if config.attach.numbers and addresses is not None:
+        given = read_given_numbers(Tree(Path("/")).path(config.health.state_directory))
     offered = [devices for _, of_resource in view.resources for devices in of_resource]
-    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, offered)
+    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, offered, given)
 
 
 def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:

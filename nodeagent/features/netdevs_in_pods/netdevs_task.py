@@ -18,6 +18,7 @@ from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import Series
 
 if TYPE_CHECKING:
+    from nodeagent.cluster.agent_tasks import Task, Writing
     from nodeagent.features.netdevs_in_pods.attach_watch import AttachWatch
 
 
@@ -27,8 +28,13 @@ def start_netdevs(core: AgentCore, settings: AttachSettings) -> AgentPart:
         from nodeagent.features.netdevs_in_pods.attach_watch import AttachWatch  # noqa: PLC0415
 
         watch = AttachWatch(core.state, core.inventory)
+
+        def numbers(to: Writing) -> Task:
+            return partial(_follow_numbers, core, to)
+
         return AgentPart(
             tasks={"attach": partial(_plan, core, settings), "netdevs": partial(_watch, core, watch)},
+            writers={"attach-numbers": numbers} if settings.numbers else {},
             samples=watch.samples,
         )
     return AgentPart(tasks={"attach": partial(_switch_off, core)})
@@ -48,6 +54,13 @@ async def _plan(core: AgentCore, settings: AttachSettings, _node: str | None) ->
 async def _watch(core: AgentCore, watch: AttachWatch, _node: str | None) -> None:
     await core.settled.wait()
     await watch.run()
+
+
+async def _follow_numbers(core: AgentCore, to: Writing) -> None:
+    await core.settled.wait()
+    from nodeagent.features.netdevs_in_pods.number_keeper import keep_numbers  # noqa: PLC0415
+
+    await keep_numbers(core.state, to.client, to.node, core.deliveries.of("attach-numbers"))
 
 
 async def _switch_off(core: AgentCore, _node: str | None) -> None:

@@ -1,7 +1,7 @@
 """Write the plan for `nodeagent attach`: the name, the address and the MTU of each VF in a pod.
 
-It follows from the facts of the node and the addresses of the PFs, which are read when the facts change and every
-``ADDRESSES_S``. The file is written when it changes.
+It follows from the facts of the node, the addresses of the PFs and the numbers that the controller has given, which are
+read when the facts change and every ``ADDRESSES_S``. The file is written when it changes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.attach.attach_settings import AttachSettings
+from nodeagent.attach.given_numbers import read_given_numbers
 from nodeagent.attach.plan_file import write_attach_plan
-from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways
+from nodeagent.attach.vf_plan import (
+    PfAddresses,
+    attach_plan,
+    node_numbers,
+    pf_addresses,
+    route_gateways,
+)
 from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
@@ -23,6 +30,7 @@ from nodeagent.host.netlink.message import NetlinkError
 log = logging.getLogger(__name__)
 
 ADDRESSES_S = 10.0
+_SOURCE = "attach plan"
 _WRITE_S = 5.0
 
 
@@ -63,9 +71,14 @@ class PlanWriter:
             self._addresses = await self._calls.run(self._read, frozenset(rails))
         except NetlinkError as error:
             log.warning("The addresses of the PFs cannot be read; the last ones stay. reason=%r", str(error))
+        self._inventory.publish(_SOURCE, node_numbers=node_numbers(self._settings, rails, self._addresses))
         try:
             gateways = await self._calls.run(route_gateways)
-            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, self._offered())
+            given = None
+            if self._settings.numbers:
+                given = await self._calls.run(read_given_numbers, self._folder)
+            offered = self._offered()
+            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, offered, given)
             if await self._calls.run(write_attach_plan, self._folder, plan):
                 log.info("The plan for netdevs in pods was written. vfs=%d", len(plan.vfs))
         except OSError as error:

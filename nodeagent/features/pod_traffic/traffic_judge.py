@@ -11,7 +11,8 @@
   partner is not there. A GPU that computes uses its memory (docs/reference/verified.md). They wait after
   ``GPUS_WAIT_S``: each collective waits for its slowest rank for some time.
 * A VF whose driver does not count all bytes is ``unmeasured``, and takes no part in this.
-* A counter that falls was reset: the reading is a new beginning.
+* A counter that falls was reset: the reading is a new beginning. But zeros alone are no reading at first: the kernel
+  answers them when the driver refuses, as during a reset of the VF (``rtnl_fill_vfinfo`` drops the error).
 * Changes of levels have a budget for the node (``LevelBudget``). Without it the newest state waits; none is lost.
 """
 
@@ -39,6 +40,8 @@ PAUSE_LEAST_S, PAUSE_STEP = 60.0, 1.5
 """A longest pause is reported as the next of these steps, so that it changes seldom."""
 THERE_BEFORE_S = 60.0
 """Pods that are there so soon after the judge began were there before it."""
+ZEROS = 3
+"""After so many readings of zeros alone the counters were reset."""
 BURST, EACH_S = 6, 300.0
 """Changes of levels of one node: 6 at once, and 12 an hour."""
 BUSY_LOAD, IDLE_LOAD = 0.99, 0.05
@@ -113,12 +116,20 @@ class _Vf:
         self.since = 0.0
         self.odd_for = 0
         self.even_for = 0
+        self.zeros = 0
+        self.zeros_at = 0.0
 
     def take(self, now: VfCounters) -> bool:
         """Return whether this was a new reading."""
         last = self.last
         if last is not None and now.at <= last.at:
             return False
+        if last is not None and any(last[1:]) and not any(now[1:]):
+            if self.zeros_at != now.at:
+                self.zeros, self.zeros_at = self.zeros + 1, now.at
+            if self.zeros < ZEROS:
+                return False
+        self.zeros = 0
         self.last = now
         if last is None:
             self.first_at = now.at

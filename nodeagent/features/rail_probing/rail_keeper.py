@@ -1,5 +1,7 @@
 """The rails of the hall: keeps a RailPartners object for each node, and names the places that lose packets.
 
+An object has the partners of a node (``rails.probe``) and its numbers (``rails.numbers``).
+
 Rules:
 
 * An object is written only if its content differs, at most ``PER_SECOND`` of them a second. Lists depend on cabling,
@@ -25,10 +27,13 @@ import msgspec
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.cluster.node_marks import NodeWrites
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
+from nodeagent.fabric.node_numbers import NumberBook, Numbers, with_numbers
 from nodeagent.fabric.outcome import Anomaly
+from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.rail_anomalies import RailJudge, RailLists
 from nodeagent.fabric.rail_partners import ACROSS, RailPartners, RailPartnersSpec, rail_partners_object
 from nodeagent.fabric.rail_suspects import RailEnd
+from nodeagent.features.rail_probing.rail_keeping_settings import FabricRailsSettings
 from nodeagent.kube.client import ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.resource import RAIL_PARTNERS, Meta, Partial, Resource, metadata
@@ -56,10 +61,14 @@ class StoredPartners(msgspec.Struct):
 class RailKeeper:
     """Keeps the objects and judges, as the leader. ``writes`` counts by verb and result."""
 
-    def __init__(self, core: ControllerCore, watch: RailJudge) -> None:
+    def __init__(self, core: ControllerCore, settings: FabricRailsSettings) -> None:
         self._core, self._client, self._planner = core, core.writer, core.planner
         self._uids = core.mirror.uids
-        self.watch = watch
+        self._settings = settings
+        self.watch = RailJudge(settings.per_second)
+        self._book = NumberBook()
+        self._numbered: tuple[Plan | None, Numbers] = None, {}
+        """The numbers, and the plan that they were given for."""
         self._leads = False
         self._writes = NodeWrites("RailPartners cannot be kept", PER_SECOND)
         self._stored: dict[str, tuple[int, str | None]] = {}
@@ -86,7 +95,8 @@ class RailKeeper:
                     break
                 await asyncio.sleep(PAUSE_S)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._judge())
+                if self._settings.probe:
+                    group.create_task(self._judge())
                 group.create_task(self._keep())
         finally:
             self._leads = False
@@ -119,19 +129,28 @@ class RailKeeper:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        kept: RailLists | None = self.watch.lists
+        kept: tuple[RailLists, Numbers] | None = self.watch.lists, {}
         read_at = loop.time()
         while True:
             try:
                 if loop.time() >= read_at + RAILS_CHECK_S:
                     kept, read_at = None, loop.time()
                     await self._compare()
-                lists = self.watch.lists
-                if lists is not kept and await self._write(lists):
-                    kept = lists
-                await asyncio.sleep(JUDGE_S if lists is kept else PAUSE_S)
+                lists, numbers = self.watch.lists, await self._numbers()
+                done = kept is not None and kept[0] is lists and kept[1] == numbers
+                if not done and await self._write(lists, numbers):
+                    kept, done = (lists, numbers), True
+                await asyncio.sleep(JUDGE_S if done else PAUSE_S)
             except NotLeading:
                 await asyncio.Event().wait()  # until this task is cancelled
+
+    async def _numbers(self) -> Numbers:
+        """Those of the last plan; none before the first, nor without the setting."""
+        plan = self._core.plans.last
+        if self._settings.numbers and plan is not None and plan is not self._numbered[0]:
+            reports, nodes = plan.levels.reports, frozenset(self._uids)
+            self._numbered = plan, await in_thread(partial(self._book.assign, reports, nodes))
+        return self._numbered[1]
 
     async def _read(self) -> bool:
         """Read all objects, and the partners across in them. False: they cannot be read now."""
@@ -144,11 +163,17 @@ class RailKeeper:
                 self._stored[node] = 0, version  # it is written again
                 return
             self._stored[node] = _digest(spec), version
+            self._book.adopt(node, spec.numbers)
             for rail in spec.rails:
                 far = (RailEnd(one.node, one.nic) for one in rail.probe if one.scope == ACROSS)
                 self.watch.across.update((RailEnd(node, rail.rail), end) for end in far)
 
-        return await self._list(RAIL_PARTNERS.typed(StoredPartners), take, self._stored.clear)
+        def restart() -> None:
+            self._stored.clear()
+            self._book.clear()
+
+        restart()
+        return await self._list(RAIL_PARTNERS.typed(StoredPartners), take, restart)
 
     async def _compare(self) -> None:
         """Forget what differs from what was written, and what was refused."""
@@ -174,9 +199,9 @@ class RailKeeper:
             return False
         return True
 
-    async def _write(self, lists: RailLists) -> bool:
+    async def _write(self, lists: RailLists, numbers: Numbers) -> bool:
         """Write what differs. False: some writes failed, and the rest waits."""
-        every, seen = lists.each(), set[str]()
+        every, seen = iter(with_numbers(lists.each(), numbers)), set[str]()
         while chunk := await in_thread(lambda: [(one, _digest(one.spec)) for one in islice(every, _AT_ONCE)]):
             for partners, digest in chunk:
                 name = partners.metadata.name or ""
@@ -205,7 +230,7 @@ class RailKeeper:
         result, error = await self._writes.send(name, write())
         self.writes[verb, result] += 1
         text = result if error is None else str(error)
-        self._core.write_log.add(verb, f"RailPartners {name}", "it follows the cabling", text)
+        self._core.write_log.add(verb, f"RailPartners {name}", "it follows the reports", text)
         return error.status if error is not None else _GONE if result == "gone" else OK
 
     async def _apply(self, partners: RailPartners, digest: int) -> None:

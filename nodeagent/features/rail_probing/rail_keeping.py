@@ -18,12 +18,11 @@ RAIL_FAMILIES: tuple[ComputedFamily[RailKeeper], ...] = (
 
 
 def start_rails(core: ControllerCore, settings: FabricRailsSettings) -> ControllerPart:
-    if not settings.probe:
+    if not (settings.probe or settings.numbers):
         return ControllerPart()
-    from nodeagent.fabric.rail_anomalies import RailJudge  # noqa: PLC0415
     from nodeagent.features.rail_probing.rail_keeper import RailKeeper  # noqa: PLC0415
 
-    keeper = RailKeeper(core, RailJudge(settings.per_second))
+    keeper = RailKeeper(core, settings)
     stays = "RailPartners are no longer kept, and agents that probe go on by them."
     return ControllerPart(
         {"rails": keeper.lead},

@@ -17,6 +17,14 @@ class FabricRailsSettings(Settings, frozen=True, kw_only=True):
             "that loses packets. Off by default: it needs rights and a definition of its own (components/rails)."
         ),
     ] = False
+    numbers: Annotated[
+        bool,
+        setting(
+            "Give each node a number on each rail, for the addresses of its VFs in pods (`attach.numbers` of the "
+            "agents): that of its PF's address, or the lowest free one, once. RailPartners objects have them. Off by "
+            "default: it needs rights and a definition of its own (components/rails)."
+        ),
+    ] = False
     per_second: Annotated[
         Annotated[float, msgspec.Meta(ge=0.1, le=1.3)],
         setting(

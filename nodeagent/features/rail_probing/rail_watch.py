@@ -1,9 +1,6 @@
 """Probe the rails of this node by the list in its RailPartners, and publish what the probes say.
 
-* The list is read by ``get``, at random within ``FIRST_S`` of the start and then every ``RAIL_READ_S``: changes are
-  rare, and 100,000 nodes that watch would cost more than the news is worth. A list that cannot be read stays. While
-  there is none it is looked for after a minute, two, four and so on: the controller makes it after the first report.
-* Nothing here withdraws a device.
+Nothing here withdraws a device.
 """
 
 from __future__ import annotations
@@ -15,12 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from nodeagent.base.backoff import JITTER, Backoff, jittered
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.cluster.deliveries import Delivery
-from nodeagent.cluster.retry import ApiRetry
+from nodeagent.cluster.partner_list import follow_partners
 from nodeagent.fabric.nodelinks import CHECKABLE, NodeLinks, ReportError, convert_nodelinks
-from nodeagent.fabric.rail_partners import rail_partners_of
+from nodeagent.fabric.rail_partners import RailPartners
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Link
 from nodeagent.features.rail_probing.check_guests import GUESTS_MAX
@@ -49,12 +45,11 @@ from nodeagent.host.netlink.message import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.resource import NODELINKS, RAIL_PARTNERS
+from nodeagent.kube.resource import NODELINKS
 from nodeagent.measurements.sample import Sample, Source
 
 log = logging.getLogger(__name__)
 
-FIRST_S, RAIL_READ_S = 60.0, 600.0
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """The names that a Node can have, a DNS subdomain; nobody is asked about others."""
 _NETLINK_S = 2.0
@@ -88,37 +83,16 @@ class RailWatch:
         async def report(name: str) -> NodeLinks:
             return convert_nodelinks(await client.get(NODELINKS, name, namespace=namespace))
 
+        async def take(partners: RailPartners | None) -> None:
+            probes.take_partners(partners)
+
         self._reports, self._node = report, node
         self._probes = probes = RailProbes(
             self._settings, self._links, self._publish, read_addresses=self._addresses
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow(probes, client, node, delivery))
+            group.create_task(follow_partners(client, node, take, delivery))
             group.create_task(probes.run())
-
-    async def _follow(
-        self, probes: RailProbes, client: ApiClient, node: str, delivery: Delivery | None
-    ) -> None:
-        retry = ApiRetry("The list of partners cannot be read; the last one stays in force", delivery)
-        none = Backoff(FIRST_S, RAIL_READ_S, jitter=JITTER)
-        await asyncio.sleep(jittered(FIRST_S, 0.0, 1.0))
-        while True:
-            wait_s = jittered(RAIL_READ_S)
-            try:
-                probes.take_partners(rail_partners_of(await client.get(RAIL_PARTNERS, node)))
-            except ReportError as error:
-                log.warning("The list of partners is refused, and the last one stays. reason=%r", str(error))
-            except ApiError as error:
-                if error.missing:
-                    probes.take_partners(None)
-                    retry.succeeded()
-                    wait_s = none.next_s()
-                else:
-                    wait_s = retry.failed(error, time.monotonic())
-            else:
-                retry.succeeded(())
-                none.reset()
-            await asyncio.sleep(wait_s)
 
     async def _links(self) -> Sequence[RailLink]:
         snapshot = self._inventory.snapshot

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from ipaddress import IPv4Address, ip_interface
 from pathlib import Path
 
+import pytest
+import yaml
 from msgspec.structs import replace
 
 from nodeagent.attach.attach_settings import AttachSettings
+from nodeagent.attach.given_numbers import (
+    NOTHING_GIVEN,
+    NUMBERS_FILE,
+    GivenNumbers,
+    given_numbers,
+    read_given_numbers,
+    write_given_numbers,
+)
 from nodeagent.attach.plan_file import PLAN_FILE, read_attach_plan, switch_off
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
-from nodeagent.attach.vf_plan import attach_plan, route_gateways
+from nodeagent.attach.vf_plan import attach_plan, node_numbers, route_gateways
+from nodeagent.cluster.node_report import report
+from nodeagent.cluster.partner_list import RAIL_READ_S
+from nodeagent.fabric.rail_partners import AnsweredPartner, RailList, RailNumber, RailPartnersSpec
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Function, Identifier, Link, Neighbor, Snapshot
+from nodeagent.facts.model import Function, Identifier, Link, Neighbor, NodeNumber, Snapshot
+from nodeagent.features.netdevs_in_pods.number_keeper import keep_numbers
 from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter
+from nodeagent.kube.client import ApiClient
+from nodeagent_lab.sim.apiserver import ApiServer
+from tests.support.manifests import ROOT
+from tests.support.waiting import until
 
 PF, VF = "0000:18:00.0", "0000:18:00.2"
 SETTINGS = AttachSettings(interface="rail{rail}", addresses="10.{100+rail}.0.0/16")
 RAILS = {PF: 3}
+DEFINITION = yaml.safe_load((ROOT / "daemonset/components/rails/objects/railpartners.yaml").read_text())
 
 
 def function(address: str, **changes: object) -> Function:
@@ -150,3 +170,121 @@ def test_a_plan_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     (tmp_path / "attach").mkdir()
     (tmp_path / PLAN_FILE).write_text('{"interface": 3}')
     assert read_attach_plan(tmp_path) is None
+
+
+def test_the_report_names_the_prefix_of_each_pf_and_the_number_that_its_address_gives() -> None:
+    """Nothing of a PF whose address is none of the plan, nor of IPv6, whose addresses follow from the MAC."""
+    rails = {PF: 3, "0000:40:00.0": 4, "0000:aa:00.0": 5}
+    addresses = {
+        PF: (ip_interface("10.103.0.7/16"),),
+        "0000:aa:00.0": (ip_interface("10.105.9.7/16"),),
+    }
+    assert node_numbers(SETTINGS, rails, addresses) == (
+        NodeNumber(PF, "10.103.0.0/16", 7),
+        NodeNumber("0000:40:00.0", "10.104.0.0/16", 0),
+    )
+    assert node_numbers(replace(SETTINGS, addresses="fd00:{rail}::/64"), rails, addresses) == ()
+    assert node_numbers(replace(SETTINGS, addresses=None), rails, addresses) == ()
+
+
+async def test_the_numbers_reach_the_facts_for_the_report(tmp_path: Path) -> None:
+    inventory = Inventory()
+    inventory.publish("pci", functions=node(vf()).functions)
+    inventory.publish("link", links=node(vf()).links)
+    writer = PlanWriter(
+        SETTINGS, inventory, lambda: RAILS, tmp_path, lambda _: {PF: (ip_interface("10.103.0.7/16"),)}
+    )
+    await writer.write()
+    snapshot = inventory.snapshot
+    assert snapshot.node_numbers == (NodeNumber(PF, "10.103.0.0/16", 7),)
+    (link,) = report(snapshot, "gpu-0", RAILS, None, now=0.0).links
+    assert (link.vf_prefix, link.number) == ("10.103.0.0/16", 7)
+
+
+def test_after_a_start_the_last_number_stands_until_the_addresses_are_read() -> None:
+    read = replace(node(), node_numbers=(NodeNumber(PF, "10.103.0.0/16", 7),))
+    before = report(read, "gpu-0", RAILS, None, now=0.0)
+    (link,) = report(node(), "gpu-0", RAILS, before, now=1.0, patient=True).links
+    assert (link.vf_prefix, link.number) == ("10.103.0.0/16", 7)
+    (link,) = report(node(), "gpu-0", RAILS, before, now=1.0).links
+    assert (link.vf_prefix, link.number) == (None, None)
+
+
+GIVEN = replace(SETTINGS, numbers=True)
+
+
+def told(number: int, holder: str = "", prefix: str = "10.103.0.0/16") -> GivenNumbers:
+    one = RailNumber(rail="nic3", prefix=prefix, number=number, holder=holder)
+    return given_numbers(RailPartnersSpec(numbers=(one,)))
+
+
+@pytest.mark.parametrize(
+    ("pf", "said", "address", "why"),
+    [
+        (None, told(7), "10.103.16.7/16", ""),
+        ("10.103.0.7/16", told(7), "10.103.16.7/16", ""),
+        ("10.103.0.7/16", None, None, "has not confirmed the number 7 of this node in 10.103.0.0/16 yet"),
+        (None, None, None, "has not confirmed a number for this node in 10.103.0.0/16 yet"),
+        ("10.103.0.8/16", told(7), None, "has not confirmed the number 8 of this node"),
+        ("10.103.0.7/16", told(7, "gpu-9"), None, "the node gpu-9 had the number 7 in 10.103.0.0/16 first"),
+        (None, told(7, "gpu-9"), None, "the node gpu-9 had the number 7"),
+        (None, told(7, prefix="10.203.0.0/16"), None, "has not confirmed a number for this node"),
+        (None, told(2000), None, "the controller's number 2000 of this node is beyond `nodes: 1000`"),
+        ("10.103.9.7/16", told(7), None, "is not one of 10.103.0.1 to 10.103.3.232"),
+    ],
+)
+def test_with_numbers_a_vf_gets_an_address_by_the_number_that_the_controller_has_written(
+    pf: str | None, said: GivenNumbers | None, address: str | None, why: str
+) -> None:
+    """So no pod has an address before the controller knows that no other node has the number."""
+    pfs = {} if pf is None else {PF: (ip_interface(pf),)}
+    (planned,) = attach_plan(GIVEN, node(vf()), RAILS, pfs, numbers=said or NOTHING_GIVEN).vfs.values()
+    assert planned.address == address
+    assert why in planned.refusal
+    assert bool(planned.refusal) == bool(why)
+
+
+def test_the_address_of_a_partner_on_another_node_is_given_to_no_vf() -> None:
+    partner = AnsweredPartner(node="gpu-9", nic="nic3", address="10.103.16.7")
+    spec = RailPartnersSpec(
+        rails=(RailList(rail="nic3", answer=(partner,)),),
+        numbers=(RailNumber(rail="nic3", prefix="10.103.0.0/16", number=7),),
+    )
+    (planned,) = attach_plan(GIVEN, node(vf()), RAILS, {}, numbers=given_numbers(spec)).vfs.values()
+    assert planned.address is None
+    assert "is the address of nic3 of the node gpu-9" in planned.refusal
+
+
+async def test_the_plan_follows_the_kept_numbers_also_while_no_api_server_answers(tmp_path: Path) -> None:
+    inventory = Inventory()
+    inventory.publish("pci", functions=node(vf()).functions)
+    inventory.publish("link", links=node(vf()).links)
+
+    async def address() -> str | None:
+        await PlanWriter(GIVEN, inventory, lambda: RAILS, tmp_path, lambda _: {}).write()
+        plan = read_attach_plan(tmp_path)
+        assert plan is not None
+        return plan.vfs[VF].address
+
+    assert await address() is None
+    one = RailNumber(rail="nic3", prefix="10.103.0.0/16", number=7)
+    write_given_numbers(tmp_path, RailPartnersSpec(numbers=(one,)))
+    assert await address() == "10.103.16.7/16"
+    (tmp_path / NUMBERS_FILE).write_text("{")
+    assert await address() is None, "a broken file is no number"
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_the_object_of_the_node_is_kept_and_stays_when_it_is_deleted(
+    tmp_path: Path, server: ApiServer, client: ApiClient
+) -> None:
+    server.put(DEFINITION)
+    number = {"rail": "nic3", "prefix": "10.103.0.0/16", "number": 7}
+    meta = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "RailPartners", "metadata": {"name": "gpu-0"}}
+    server.put(meta | {"spec": {"numbers": [number]}})
+    keeping = asyncio.create_task(keep_numbers(tmp_path, client, "gpu-0", None))
+    await until(lambda: read_given_numbers(tmp_path).of.get("nic3") is not None)
+    server.remove("railpartners", "gpu-0")
+    await asyncio.sleep(3 * RAIL_READ_S)
+    assert read_given_numbers(tmp_path).of["nic3"].number == 7
+    keeping.cancel()

@@ -1,7 +1,7 @@
 """Real bytes: eight ranks on four rails of veths, each rail a ring of TCP connections. One rank stops, one rail drops.
 
-The ranks are processes with sockets, in place of torch and a collective library. Counters are those of the veths; 30 ms
-of theirs stand for 30 s of the judge, and the load of the GPUs is given.
+The ranks are processes with sockets, in place of torch and a collective library; `hack/real_rails.py` has those of
+torch with gloo. Counters are those of the veths.
 """
 
 from __future__ import annotations
@@ -12,21 +12,15 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from nodeagent.fabric.job_traffic import odd_ones, rank_traffic
-from nodeagent.fabric.traffic_figures import PodFigures, VfFigures
-from tests.support.job_traffic_sim import STEP_S, SimulatedJob
 from tests.support.namespaces import Netns, veth
+from tests.support.real_rails import RealRails
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.needs("root", "ip", "nsenter"), pytest.mark.slow]
 RANKS, RAILS = 8, 4
-SCALE = 1000.0
-MOVED = 1 << 16
-"""Bytes that each rail of each rank carries between two readings at least: with SCALE, 4 MB in 30 s."""
 RANK = """
 import socket, sys, threading, time
 rank, ranks, rails = map(int, sys.argv[1:])
@@ -51,11 +45,11 @@ for rail in range(rails):
 """
 
 
-class Ring:
-    """The namespaces, the processes and the counters. The link of rank R to the next one on rail N: 10.N.R+1.0/24."""
+class Ring(RealRails):
+    """The namespaces and the processes. The link of rank R to the next one on rail N: 10.N.R+1.0/24."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.spaces = [stack.enter_context(Netns()) for _ in range(RANKS)]
+        self.spaces: list[Netns] = [stack.enter_context(Netns()) for _ in range(RANKS)]
         for rank, here in enumerate(self.spaces):
             there = self.spaces[(rank + 1) % RANKS]
             following = (rank + 1) % RANKS
@@ -70,61 +64,8 @@ class Ring:
             )
             for rank, space in enumerate(self.spaces)
         ]
-        self.job = SimulatedJob(RANKS, RAILS, 1)
-        self.now = 0.0
-        self.last = self.read()
-
-    def read(self) -> list[list[float]]:
-        """The bytes that each rank has sent and received on each rail."""
-        found = []
-        for space in self.spaces:
-            with space.entered():
-                lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
-            fields = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines if ":" in line}
-            found.append(
-                [float(fields[f"out{rail}"][8]) + float(fields[f"in{rail}"][0]) for rail in range(RAILS)]
-            )
-        return found
-
-    def grown(self, without: int | None = None) -> bool:
-        """Whether each rail has carried enough since the last reading."""
-        now = self.read()
-        return all(
-            now[rank][rail] - self.last[rank][rail] >= MOVED
-            for rank in range(RANKS)
-            for rail in range(RAILS)
-            if rail != without
-        )
-
-    def step(self, loads: list[tuple[float, float]]) -> None:
-        now = self.read()
-        self.now += STEP_S
-        rates = [
-            [SCALE * (after - before) / 2 / STEP_S for before, after in zip(*pair, strict=True)]
-            for pair in zip(self.last, now, strict=True)
-        ]
-        self.last = now
-        self.job.step(self.now, STEP_S, rates, [[load] for load in loads])
-
-    def table(self, loads: list[tuple[float, float]]) -> list[str]:
-        ranks = []
-        for number, name in enumerate(self.job.names):
-            judge, pod = self.job.judges[number], name.partition("/")[2]
-            vfs = []
-            for rail, vf in enumerate(self.job.held.vfs):
-                rate, moved_at = judge.rates()[vf.address]
-                assert rate is not None
-                quiet_s = None if moved_at is None else self.now - moved_at
-                vfs.append(
-                    VfFigures(
-                        f"rail{rail}", vf.address, rate.seconds, rate.received, rate.sent, 1.0, 1.0, quiet_s
-                    )
-                )
-            since, longest = judge.quiet(name)
-            quiet_s = None if since is None else self.now - since
-            figures = PodFigures("ml", pod, tuple(vfs), {"0": loads[number][0]}, quiet_s, longest)
-            ranks.append(rank_traffic(pod, f"gpu-{number:03d}", None, None, figures, self.now))
-        return [one.sentence for one in odd_ones(ranks)]
+        rails = range(RAILS)
+        super().__init__(self.spaces, [f"out{rail}" for rail in rails], [f"in{rail}" for rail in rails])
 
 
 @asynccontextmanager

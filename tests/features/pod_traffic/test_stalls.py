@@ -15,7 +15,7 @@ from nodeagent.fabric.job_traffic import (
     rails_below,
     rank_traffic,
 )
-from nodeagent.fabric.nodelinks import HeldVf, RailLevel, TrafficLevel, VfHolder
+from nodeagent.fabric.nodelinks import HeldVf, NodeLinks, RailLevel, TrafficLevel, VfHolder
 from nodeagent.fabric.traffic_figures import PodFigures, VfFigures
 from nodeagent.features.pod_traffic.traffic_judge import PodVf
 from tests.support.job_traffic_sim import KINDS, LINE_BPS, STEP_S, JobKind, SimulatedJob, run
@@ -202,6 +202,44 @@ def test_agents_that_restart_before_the_stall_find_it() -> None:
     rank_stopped(planted)
     planted.run(600)
     assert planted.pause.stalled
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["pods are seen to go", "between two looks"])
+def test_a_job_that_is_restarted_in_a_stall_is_stalled_no_more(seen: bool) -> None:
+    """Its new pods have the names of the old ones, start for 20 minutes, and train."""
+    planted = Planted()
+    trains = planted.rates
+    rank_stopped(planted)
+    planted.run(600)
+    assert planted.pause.stalled
+    if seen:
+        for number, judge in enumerate(planted.job.judges):
+            assert judge.take(planted.now + 15, {}, {}, {}) == ()
+            planted.job.reports[number] = NodeLinks(node_name=f"n{number}")
+    planted.job.sent = [[0.0] * RAILS for _ in range(PODS)]
+    planted.loads = [[IDLE] * GPUS for _ in range(PODS)]
+    planted.run(150)
+    for _ in range(40):
+        planted.run(30)
+        assert not planted.pause.stalled
+    planted.rates, planted.loads = trains, [[BUSY] * GPUS for _ in range(PODS)]
+    planted.run(600)
+    assert planted.pause == JobPause(0.0, stalled=False)
+    assert planted.table() == []
+
+
+def test_a_job_of_one_pod_without_a_gpu_is_told_and_never_stalled() -> None:
+    job, now = SimulatedJob(1, 1, 0), 0.0
+    for rate in (LINE_BPS, 0.0):
+        for _ in range(60):
+            now += STEP_S
+            job.step(now, STEP_S, [[rate]], [[]])
+    (found,) = job.levels
+    assert (found.level, found.gpus) == ("silent", None)
+    pause = job_pause(job.levels, now)
+    assert (pause.stalled, pause.seconds) == (False, 1800)
+    rank = rank_traffic("p", "n", None, found, None, now)
+    assert [one.sentence for one in odd_ones([rank])] == ["all rails silent for 30 min"]
 
 
 def level(name: str, **other: object) -> TrafficLevel:

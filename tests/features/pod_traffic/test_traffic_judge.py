@@ -167,6 +167,29 @@ def test_a_counter_that_falls_is_a_new_beginning() -> None:
     assert node.levels[0].rails == ()
 
 
+def test_a_reading_that_the_driver_refused_is_no_traffic() -> None:
+    """The kernel drops the driver's error and answers zeros; the next reading is no growth from 0."""
+    node = Node()
+    node.run(600, FULL)
+    moved_at = node.now
+    node.run(300, 0.0)
+    kept, node.sent = node.sent, [0.0] * 4
+    node.run(60, 0.0)
+    node.sent = kept
+    level = node.run(300, 0.0)
+    assert (level.level, level.since, level.longest_pause) == ("silent", moved_at, 0)
+    assert all(moved == moved_at for _, moved in node.judge.rates().values())
+
+
+def test_counters_that_stay_at_zero_were_reset() -> None:
+    node = Node()
+    node.run(600, FULL)
+    moved_at, node.sent = node.now, [0.0] * 4
+    level = node.run(300, 0.0)
+    assert (level.level, level.since) == ("silent", moved_at)
+    assert node.run(60, FULL).level == "moving"
+
+
 def test_changes_have_a_budget_and_none_is_lost() -> None:
     """A job that pauses a little longer each time, and a rail that flaps: the node writes at most so often."""
     node = Node()

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from nodeagent.cluster import partner_list
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.features.rail_probing import rail_probes, rail_watch
 from nodeagent.features.rail_probing.probe_task import RAIL_CHECK, start_probes
@@ -72,7 +73,7 @@ async def test_an_agent_with_probes_says_in_its_report_why_a_rail_cannot_be_chec
     shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0)
     monkeypatch.setattr(rail_probes, "TICK_S", 0.02)
     monkeypatch.setattr(rail_probes, "SLOT_S", 0.02)
-    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    monkeypatch.setattr(partner_list, "FIRST_S", 0.0)
     async with node() as n:
         await n.kubelet.start()
         text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\nrails: {{probe: true}}\n"

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from ipaddress import ip_interface
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from nodeagent.cluster import partner_list
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.node_report import report
+from nodeagent.cluster.partner_list import follow_partners
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.nodelinks import NodeLinks, RailLeg, decode_nodelinks
 from nodeagent.fabric.rail_partners import RailPartners, rail_partners_object, rail_partners_of
 from nodeagent.fabric.reports import InternPool, RefusedReportError, ReportReader
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Link, LossyLeg, RailCheck, Snapshot
-from nodeagent.features.rail_probing import rail_watch
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.features.rail_probing.rail_watch import RailWatch, read_rail_links
 from nodeagent.kube.failure import ApiError
@@ -76,9 +79,16 @@ class Lists:
         return self.answer
 
 
+def taking(probes: Any) -> Callable[[RailPartners | None], Awaitable[None]]:
+    async def take(partners: RailPartners | None) -> None:
+        probes.take_partners(partners)
+
+    return take
+
+
 async def test_a_list_that_cannot_be_read_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
-    monkeypatch.setattr(rail_watch, "RAIL_READ_S", 0.0)
+    monkeypatch.setattr(partner_list, "FIRST_S", 0.0)
+    monkeypatch.setattr(partner_list, "RAIL_READ_S", 0.0)
     taken: list[RailPartners | None] = []
     server, done = Lists(), asyncio.Event()
     wanted = partners_of(0, 0)
@@ -98,8 +108,7 @@ async def test_a_list_that_cannot_be_read_stays_in_force(monkeypatch: pytest.Mon
                 done.set()
 
     server.answer = answers.pop(0)
-    watch = RailWatch(RailsSettings(probe=True), Inventory(), dict)
-    task = asyncio.create_task(watch._follow(Probes(), server, "gpu-0", None))  # type: ignore[arg-type]
+    task = asyncio.create_task(follow_partners(server, "gpu-0", taking(Probes()), None))  # type: ignore[arg-type]
     while len(taken) < 1:
         await asyncio.sleep(0)
     for _ in range(50):
@@ -128,9 +137,8 @@ async def test_a_list_that_is_made_after_the_start_is_read_in_minutes() -> None:
             if partners is not None:
                 taken.set()
 
-    watch = RailWatch(RailsSettings(probe=True), Inventory(), dict)
     began = loop.time()
-    task = asyncio.create_task(watch._follow(Probes(), server, "gpu-0", None))  # type: ignore[arg-type]
+    task = asyncio.create_task(follow_partners(server, "gpu-0", taking(Probes()), None))  # type: ignore[arg-type]
     await asyncio.sleep(61.0)
     server.answer = rail_partners_object(partners_of(0, 0))
     await taken.wait()
@@ -146,9 +154,8 @@ async def test_a_server_that_has_no_list_is_reached() -> None:
     """The right came after the start, and the list has not come yet."""
     server, delivery = Lists(), Delivery("rails", asyncio.Event(), "the API server")
     server.answer = ApiError("get", "/", 403, "Forbidden", "no right")
-    watch = RailWatch(RailsSettings(probe=True), Inventory(), dict)
     probes = SimpleNamespace(take_partners=lambda _partners: None)
-    task = asyncio.create_task(watch._follow(probes, server, "gpu-0", delivery))  # type: ignore[arg-type]
+    task = asyncio.create_task(follow_partners(server, "gpu-0", taking(probes), delivery))  # type: ignore[arg-type]
     await asyncio.sleep(61.0)
     assert delivery.reason is not None
     server.answer = ApiError("get", "/", 404, "NotFound", "none")

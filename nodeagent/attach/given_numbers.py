@@ -1,0 +1,68 @@
+"""The controller's word on this node's rails in RailPartners, kept in a file of the state directory.
+
+With the file the plan of the agent is the same after a restart, while the API server does not answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import msgspec
+
+from nodeagent.attach.attach_files import ATTACH_FOLDER
+from nodeagent.base.file_writing import replace_changed_file
+from nodeagent.base.regular_file import read_regular
+from nodeagent.base.stored_file import STORED_SIZE_MAX
+from nodeagent.fabric.rail_partners import RailNumber, RailPartnersSpec
+
+log = logging.getLogger(__name__)
+
+NUMBERS_FILE = f"{ATTACH_FOLDER}/rail-partners.json"
+
+
+class GivenNumbers(NamedTuple):
+    """The numbers of the node by the names of its links (``nic0``), and the addresses of others, with whose they
+    are."""
+
+    of: Mapping[str, RailNumber] = MappingProxyType({})
+    taken: Mapping[IPv4Address | IPv6Address, str] = MappingProxyType({})
+
+
+NOTHING_GIVEN = GivenNumbers()
+
+
+def given_numbers(spec: RailPartnersSpec) -> GivenNumbers:
+    """Read an object of the controller. Pure."""
+    taken: dict[IPv4Address | IPv6Address, str] = {}
+    for rail in spec.rails:
+        for node, nic, address in (
+            *((one.node, one.nic, one.address) for one in rail.probe),
+            *((one.node, one.nic, one.address) for one in rail.answer),
+        ):
+            with suppress(ValueError):
+                taken[ip_address(address)] = f"{nic} of the node {node}"
+    return GivenNumbers({one.rail: one for one in spec.numbers}, taken)
+
+
+def write_given_numbers(folder: Path, spec: RailPartnersSpec) -> None:
+    """Keep the object that was read last, if it differs. ``folder`` is the state directory. Blocks; raises
+    ``OSError``."""
+    replace_changed_file(folder / NUMBERS_FILE, msgspec.json.encode(spec) + b"\n")
+
+
+def read_given_numbers(folder: Path) -> GivenNumbers:
+    """The object that was kept; nothing without a file, or if it cannot be read. Blocks."""
+    path = folder / NUMBERS_FILE
+    try:
+        return given_numbers(msgspec.json.decode(read_regular(path, STORED_SIZE_MAX), type=RailPartnersSpec))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        log.warning("The numbers of this node cannot be read. file=%s reason=%r", path, str(error))
+    return NOTHING_GIVEN

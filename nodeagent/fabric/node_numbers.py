@@ -1,0 +1,119 @@
+"""The numbers of nodes in the prefixes of rails: each number once, and a node keeps its own.
+
+VFs get addresses in pods by the number of their node (``attach/address_plan.py``). The address of a PF gives it. Where
+there is none, the node gets the lowest free number. The objects that ``rail_keeper`` writes are the only memory: an
+object goes with its Node, and its numbers are free then.
+
+A node that was first keeps its number. Another one that reports the same is told who has it, and gives pods no address
+on this rail: so no report takes the addresses of running pods away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from itertools import count
+from typing import NamedTuple
+
+from nodeagent.fabric.nodelinks import Metadata
+from nodeagent.fabric.rail_partners import NUMBER_MAX, RAILS_MAX, RailNumber, RailPartners, RailPartnersSpec
+from nodeagent.fabric.reports import CompactReport, NumberedLink
+
+Numbers = Mapping[str, tuple[RailNumber, ...]]
+"""By node."""
+
+
+class _End(NamedTuple):
+    node: str
+    link: str
+
+
+class _Numbered(NamedTuple):
+    prefix: str
+    number: int
+
+
+class NumberBook:
+    """The numbers that nodes have."""
+
+    def __init__(self) -> None:
+        self._of: dict[_End, _Numbered] = {}
+
+    def clear(self) -> None:
+        self._of = {}
+
+    def adopt(self, node: str, numbers: Iterable[RailNumber]) -> None:
+        """Take the numbers that are in force from the object of a node."""
+        for one in numbers:
+            if not one.holder:
+                self._of[_End(node, one.rail)] = _Numbered(one.prefix, one.number)
+
+    def assign(self, reports: Mapping[str, CompactReport], nodes: Container[str]) -> Numbers:
+        """The numbers of all ``nodes``, also of those without a report."""
+        wanted = {
+            _End(node, one.link): one
+            for node, report in reports.items()
+            if node in nodes
+            for one in report.numbered[:RAILS_MAX]
+            if one.number <= NUMBER_MAX
+        }
+        kept, owners = self._kept(wanted, reports, nodes), dict[_Numbered, _End]()
+        for end, place in sorted(kept.items()):
+            if owners.setdefault(place, end) != end:  # two objects, written by hand
+                del kept[end]
+        refused: dict[_End, tuple[_Numbered, str]] = {}
+        for end, link in sorted(wanted.items()):
+            place = _Numbered(link.prefix, link.number)
+            if link.number and end not in kept:
+                if (owner := owners.setdefault(place, end)) == end:
+                    kept[end] = place
+                else:
+                    refused[end] = place, owner.node
+        free = {prefix: count(1) for prefix in {link.prefix for link in wanted.values()}}
+        for end, link in sorted(wanted.items()):
+            if not link.number and end not in kept:
+                place = next(
+                    it for number in free[link.prefix] if (it := _Numbered(link.prefix, number)) not in owners
+                )
+                kept[end], owners[place] = place, end
+        self._of = kept
+        return _by_node(kept, refused)
+
+    def _kept(
+        self,
+        wanted: Mapping[_End, NumberedLink],
+        reports: Mapping[str, CompactReport],
+        nodes: Container[str],
+    ) -> dict[_End, _Numbered]:
+        """The numbers that stay: the report names no other one, or there is no report."""
+        kept = {}
+        for end, place in self._of.items():
+            link = wanted.get(end)
+            if link is None:
+                stays = end.node in nodes and end.node not in reports
+            else:
+                stays = link.prefix == place.prefix and link.number in (0, place.number)
+            if stays:
+                kept[end] = place
+        return kept
+
+
+def _by_node(kept: Mapping[_End, _Numbered], refused: Mapping[_End, tuple[_Numbered, str]]) -> Numbers:
+    found: dict[str, list[RailNumber]] = {}
+    every = {**{end: (place, "") for end, place in kept.items()}, **refused}
+    for end, (place, holder) in sorted(every.items()):
+        one = RailNumber(rail=end.link, prefix=place.prefix, number=place.number, holder=holder)
+        found.setdefault(end.node, []).append(one)
+    return {node: tuple(numbers) for node, numbers in found.items()}
+
+
+def with_numbers(lists: Iterable[RailPartners], numbers: Numbers) -> Iterable[RailPartners]:
+    """Yield the objects with the numbers of their nodes, then those of nodes without partners."""
+    seen = set()
+    for one in lists:
+        node = one.metadata.name or ""
+        seen.add(node)
+        spec = RailPartnersSpec(rails=one.spec.rails, numbers=numbers.get(node, ()))
+        yield RailPartners(metadata=one.metadata, spec=spec)
+    for node, of in numbers.items():
+        if node not in seen:
+            yield RailPartners(metadata=Metadata(name=node), spec=RailPartnersSpec(numbers=of))

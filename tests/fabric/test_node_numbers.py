@@ -1,0 +1,133 @@
+"""Each number is given once in a prefix, and a node keeps its own: over restarts, silence and reports of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nodeagent.fabric.node_numbers import NumberBook, Numbers, with_numbers
+from nodeagent.fabric.nodelinks import Metadata
+from nodeagent.fabric.rail_partners import RailList, RailNumber, RailPartners, RailPartnersSpec
+from nodeagent.fabric.reports import CompactReport, NumberedLink
+
+PREFIX = "10.103.0.0/16"
+EMPTY = CompactReport(
+    (), (), frozenset(), frozenset(), frozenset(), frozenset(), up=0, incomplete=False, macs=b""
+)
+Reported = Mapping[str, Mapping[str, int]]
+"""By node: the number of each link, 0 for one without."""
+
+
+def hall(reported: Reported) -> dict[str, CompactReport]:
+    return {
+        node: replace(EMPTY, numbered=tuple(NumberedLink(link, PREFIX, at) for link, at in links.items()))
+        for node, links in reported.items()
+    }
+
+
+def one(**numbers: int) -> dict[str, dict[str, int]]:
+    return {node: {"nic0": number} for node, number in numbers.items()}
+
+
+def seen(numbers: Numbers) -> dict[str, list[tuple[int, str]]]:
+    return {node: [(it.number, it.holder) for it in of] for node, of in numbers.items()}
+
+
+def test_nodes_without_an_address_get_the_lowest_free_numbers_beside_those_by_address() -> None:
+    reported = one(a=0, b=2, c=0, d=0)
+    assert seen(NumberBook().assign(hall(reported), reported)) == {
+        "a": [(1, "")], "b": [(2, "")], "c": [(3, "")], "d": [(4, "")]
+    }  # fmt: skip
+
+
+def test_a_number_stays_when_others_come_go_and_report() -> None:
+    book, reported = NumberBook(), one(m=0, n=0)
+    book.assign(hall(reported), reported)
+    more = one(a=0, m=0, n=0)
+    assert seen(book.assign(hall(more), more)) == {"a": [(3, "")], "m": [(1, "")], "n": [(2, "")]}
+    silent = one(a=0, n=0)
+    assert seen(book.assign(hall(silent), more)) == {"a": [(3, "")], "m": [(1, "")], "n": [(2, "")]}
+    gone = one(a=0, n=0, z=0)
+    assert seen(book.assign(hall(gone), gone)) == {"a": [(3, "")], "n": [(2, "")], "z": [(1, "")]}
+
+
+def test_a_new_leader_goes_on_from_the_objects() -> None:
+    first, reported = NumberBook(), one(a=0, b=0)
+    numbers = first.assign(hall(reported), reported)
+    second = NumberBook()
+    for node, of in numbers.items():
+        second.adopt(node, of)
+    more = one(**{"0": 0}, a=0, b=0)
+    assert seen(second.assign(hall(more), more)) == {**seen(numbers), "0": [(3, "")]}
+
+
+def test_the_second_node_with_a_number_is_told_who_has_it_and_the_first_keeps_it() -> None:
+    book, reported = NumberBook(), one(m=7)
+    book.assign(hall(reported), reported)
+    both = one(a=7, m=7)
+    assert seen(book.assign(hall(both), both)) == {"a": [(7, "m")], "m": [(7, "")]}
+    other = NumberBook()
+    other.adopt("a", [RailNumber(rail="nic0", prefix=PREFIX, number=7, holder="m")])
+    assert seen(other.assign(hall(both), both))["a"] == [(7, "")], "a refusal is no number"
+    mended = one(a=8, m=7)
+    assert seen(book.assign(hall(mended), mended)) == {"a": [(8, "")], "m": [(7, "")]}
+
+
+def test_an_address_that_takes_a_given_number_is_refused_and_a_lost_address_keeps_its_number() -> None:
+    book, reported = NumberBook(), one(a=0)
+    book.assign(hall(reported), reported)
+    both = one(a=0, b=1)
+    assert seen(book.assign(hall(both), both)) == {"a": [(1, "")], "b": [(1, "a")]}
+    book, reported = NumberBook(), one(a=7)
+    book.assign(hall(reported), reported)
+    lost = one(a=0)
+    assert seen(book.assign(hall(lost), lost)) == {"a": [(7, "")]}
+
+
+def test_two_prefixes_and_two_nics_of_one_rail_do_not_share() -> None:
+    reports = {
+        "a": replace(EMPTY, numbered=(NumberedLink("nic0", PREFIX, 0), NumberedLink("nic0.1", PREFIX, 0))),
+        "b": replace(EMPTY, numbered=(NumberedLink("nic0", "10.203.0.0/16", 0),)),
+    }
+    assert seen(NumberBook().assign(reports, reports)) == {"a": [(1, ""), (2, "")], "b": [(1, "")]}
+
+
+def test_objects_have_the_numbers_beside_the_partners_and_those_of_nodes_without_any() -> None:
+    number = RailNumber(rail="nic0", prefix=PREFIX, number=1)
+    lists = [RailPartners(metadata=Metadata(name="a"), spec=RailPartnersSpec(rails=(RailList(rail="nic0"),)))]
+    made = list(with_numbers(lists, {"a": (number,), "b": (number,)}))
+    assert [(it.metadata.name, len(it.spec.rails), it.spec.numbers) for it in made] == [
+        ("a", 1, (number,)), ("b", 0, (number,))
+    ]  # fmt: skip
+
+
+STEPS = st.lists(
+    st.dictionaries(
+        st.sampled_from("abcde"),
+        st.dictionaries(st.sampled_from(("nic0", "nic1")), st.integers(-1, 4), max_size=2),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(STEPS)
+@example([{"a": {"nic0": 0}}, {"a": {"nic0": 2}, "b": {"nic0": 0}}, {"a": {"nic0": 0}, "b": {"nic0": 1}}])
+def test_no_number_has_two_owners_and_a_kept_one_never_changes_by_others(steps: list[Reported]) -> None:
+    book = NumberBook()
+    before: dict[tuple[str, str], int] = {}
+    for step in steps:
+        reported = {node: {link: max(0, at) for link, at in of.items()} for node, of in step.items()}
+        numbers = book.assign(hall(reported), "abcde")
+        owned = {(node, it.rail): it.number for node, of in numbers.items() for it in of if not it.holder}
+        assert len(set(owned.values())) == len(owned)
+        for node, of in reported.items():
+            for link, number in of.items():
+                (mine,) = [it for it in numbers[node] if it.rail == link]
+                assert number in (0, mine.number)
+                if number == 0 and (node, link) in before:
+                    assert owned[node, link] == before[node, link], "its own report asked for no change"
+        before = owned
