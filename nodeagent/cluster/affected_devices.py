@@ -130,11 +130,10 @@ def failed_ids(snapshot: Snapshot, device_ids: Iterable[str]) -> frozenset[str]:
 
 
 def _present(snapshot: Snapshot) -> dict[str, tuple[str, Health]]:
-    """The parent and the health of each VF, GPU and MIG device that pods can use, offered or not."""
+    """The parent and the health of each NIC, VF, GPU and MIG device that pods can use, offered or not."""
     found = {
-        function.pci_address: (function.parent, function.health)
+        function.pci_address: (function.parent or function.pci_address, function.health)
         for function in snapshot.functions
-        if function.parent is not None
     }
     for gpu in snapshot.gpus:
         for uuid in (device.uuid for device in gpu.mig_devices) if gpu.mig else (gpu.uuid,):

@@ -538,9 +538,9 @@ HELD_VFS_MAX = 128
 def vf_holders(
     snapshot: Snapshot, names: Mapping[str, str], before: NodeLinks | None, stamp: str
 ) -> tuple[VfHolder, ...]:
-    """The pods with VFs, in the order of their names. ``names``: the names of the links by the address of the PF.
+    """The pods with VFs or NICs, in the order of their names.
 
-    A pod of the same name with other VFs is another pod."""
+    ``names``: the names of the links by the address of the PF. A pod of the same name with other VFs is another pod."""
     last = () if before is None else before.holders
     if snapshot.holdings is None:
         return last
@@ -548,9 +548,9 @@ def vf_holders(
         (holder.namespace, holder.pod, vf.pci_address): holder.since for holder in last for vf in holder.vfs
     }
     links = {
-        function.pci_address: names[function.parent]
+        function.pci_address: names[pf]
         for function in snapshot.functions
-        if function.parent is not None and function.parent in names
+        if (pf := function.parent or function.pci_address) in names
     }
     held: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for holding in snapshot.holdings:

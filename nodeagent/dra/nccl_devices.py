@@ -24,7 +24,7 @@ def ib_hca(vfs: Collection[str], devices: Iterable[DraDevice], functions: Iterab
     entries = []
     for vf in functions:
         if vf.pci_address in vfs and vf.rdma is not None and vf.vdpa is None:
-            pf = vf.parent or ""
+            pf = vf.parent or vf.pci_address
             rail, plane = rails.get(pf, -1), planes.get(pf, -1)
             tags = [] if rail < 0 else [rail, plane] if rail in several else [rail]
             entries.append((rail, plane, vf.pci_address, ":".join(map(str, (vf.rdma.device, 1, *tags)))))

@@ -65,8 +65,11 @@ def pairs(gpus: Iterable[Gpu], nics: Sequence[Function]) -> dict[str, str]:
     used: Counter[str] = Counter()
     chosen: dict[str, str] = {}
     for gpu_address, candidates in sorted(near.items(), key=lambda it: (len(it[1]), it[0])):
-        nic = min(candidates, key=lambda it: (used[it.parent or ""], used[it.pci_address], it.pci_address))
-        used.update({nic.parent or "", nic.pci_address})
+        nic = min(
+            candidates,
+            key=lambda it: (used[it.parent or it.pci_address], used[it.pci_address], it.pci_address),
+        )
+        used.update({nic.parent or nic.pci_address, nic.pci_address})
         chosen[gpu_address] = nic.pci_address
     return dict(sorted(chosen.items()))
 

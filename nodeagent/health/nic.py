@@ -480,6 +480,7 @@ class NicState(JudgedDevice):
                 if count is not None
             },
             {name: count for name in COUNTERS if (count := self.losses.ahead(name))},
+            self._was_away,
         )
 
     def _counted(self, counter: str) -> float | None:
@@ -497,6 +498,7 @@ class NicState(JudgedDevice):
         times = [Loss(*loss, end) for loss, end in zip(record.losses, latest, strict=True)]
         self.losses.restore(penalty, times, record.settings, record.changed_at, record.ahead)
         self.once_up, self.best_mbps = record.once_up, record.best_mbps
+        self._was_away = record.was_away
         self.failed_since = dict(record.failed_since)
         read_at = now if record.read_at is None else record.read_at
         if record.downs is not None:

@@ -41,7 +41,8 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     value of the counter of losses: what is lost from then on may be lost at any time until the next reading.
     ``failed_since``: since when the PF and its VFs have failed, by PCI address. ``other_downs``: value and time of the
     PHY's other counters, which did not count then: one that is read again continues from there. ``ahead``: how much of
-    each of these values another counter has counted, so that the counter itself has not reached it yet."""
+    each of these values another counter has counted, so that the counter itself has not reached it yet. ``was_away``: a
+    pod has had its netdev, which has not been set up since."""
 
     penalty: float = 0.0
     penalty_at: float = 0.0
@@ -58,6 +59,7 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     failed_since: dict[str, float] = {}
     other_downs: dict[str, tuple[float, float]] = {}
     ahead: dict[str, float] = {}
+    was_away: bool = False
 
     def is_possible(self, now: float) -> bool:
         times = [self.penalty_at, *(at for at, _ in self.losses)]

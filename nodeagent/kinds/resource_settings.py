@@ -311,6 +311,7 @@ class NicResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", ta
 
     misplaced: ClassVar[Mapping[str, str]] = SELECTORS | {
         "vfDriver": "here it is driver; VFs are kind vf",
+        "vfDevices": "leave it out: a NIC as a whole is one device",
         "vfIndexes": "kind nic offers NICs as a whole; VFs are kind vf",
         "needVhostNet": "here it is vhostNet",
         **dict.fromkeys(

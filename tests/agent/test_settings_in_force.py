@@ -23,6 +23,7 @@ from nodeagent.doctor.agent_checks import read_agent
 from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import Tree
+from nodeagent.kinds.rail_numbers import selection
 from nodeagent.kinds.volcano_vgpus import NUMBER
 from nodeagent.offering.device_offering import DeviceOffering
 from nodeagent_lab.sim.apiserver import ApiServer
@@ -42,6 +43,11 @@ def offered(n: Node, _server: ApiServer) -> object:
     """The devices of the kubelet and of the scheduler, and the remarks of /readyz."""
     offer = n.agent.offering
     return offer.offered, offer.withheld, offer.dra.current, offer.remarks, offer.shown().troubles
+
+
+def selected(n: Node, _server: ApiServer) -> object:
+    """The selections that number NICs."""
+    return [selection(entry) for entry, _ in n.agent.offering._offer.in_force()]
 
 
 def judged(n: Node, _server: ApiServer) -> object:
@@ -156,14 +162,39 @@ LIVE: dict[str, tuple[Text, Any, Shown]] = {
     "health.vfGuids": ({}, "fromCni", judged),
     "health.noExecute": (of("vf", mode="dra"), ["carrier_down"], taints),
     "log.level": ({}, "error", level),
+    **{
+        f"resources[rdma].select.{key}": (of("rdma"), value, offered)
+        for key, value in SELECTED.items()
+        if key not in ("vfIndexes", "rdma", "defaultRoute")
+    },
+    "resources[rdma].select.defaultRoute": (of("rdma"), "bond", selected),
+    "resources[rdma].name": (of("rdma"), "hca{rail}", offered),
+    "resources[rdma].mode": (of("rdma"), "dra", offered),
+    "resources[rdma].shares": (of("rdma"), 7, offered),
+    "resources[rdma].umad": (of("rdma"), True, offered),
+    **{
+        f"resources[nic].select.{key}": (of("nic"), value, offered)
+        for key, value in SELECTED.items()
+        if key not in ("vfIndexes", "defaultRoute")
+    },
+    "resources[nic].name": (of("nic"), "rail{rail}", offered),
+    "resources[nic].mode": (of("nic"), "dra", offered),
+    "resources[nic].tell": (of("nic"), ["vllm"], offered),
+    "resources[nic].driver": (of("nic"), "vfio-pci", offered),
+    "resources[nic].preferred": (of("nic"), "pack", offered),
+    "resources[nic].deviceListStrategy": (of("nic"), "cdi", offered),
+    "resources[nic].vhostNet": (of("nic"), True, offered),
 }  # fmt: skip
 """The settings that count at once: a file without the setting, its other value, and where the change is seen."""
+
+WHOLE_FIRST = "resources[nic].select.vendors"
+"""The settings of NICs as a whole are the last ones: from there on the last NIC has no VFs."""
 
 STARTED: Text = {
     "cluster": {"access": "kubeconfig", "events": False, "evict": {"enabled": True}},
     "gpu": {"health": {"processes": True}},
     "nvSentinel": {"socket": "/run/none.sock"},
-    "vfs": [{"select": {"vendors": ["15b3"]}, "count": 4}],
+    "vfs": [{"select": {"vendors": ["8086"]}, "count": 4}],
 }  # fmt: skip
 """The start of a running agent, so that each other setting can be changed alone."""
 OTHER: dict[str, Any] = {
@@ -252,6 +283,9 @@ async def test_each_setting_that_needs_no_restart_is_in_force_in_the_running_age
 ) -> None:
     async with running(tmp_path, monkeypatch) as (n, server):
         for path in LIVE:
+            if path == WHOLE_FIRST:
+                n.machine.set_vfs(max(it.address for it in n.machine.pfs if it.num_vfs), 0)
+                await n.until(lambda: bool(n.agent.inventory.snapshot.whole_nics))
             await goes_and_returns(path, n, server)
     assert not [line for line in caplog.messages if WAITS in line or "refused" in line]
 

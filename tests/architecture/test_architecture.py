@@ -64,6 +64,7 @@ LARGE_CLASSES = {
     "nodeagent/health/gpu.py:GpuState": "the memory of all rules of one GPU, of events, readings and log lines",
     "nodeagent/health/gpu_settings.py:GpuHealthSettings": DOCUMENT,
     "nodeagent/health/nic.py:NicState": "the memory of all rules of one NIC: to be split by kind of rule",
+    "nodeagent/health/record.py:NicRecord": "one stored value for each field of the judged NIC",
     "nodeagent/health/nic_view.py:NicView": DOCUMENT,
     "nodeagent/health/rule.py:Rule": DOCUMENT,
     "nodeagent/health/service.py:HealthService": COMPOSED,

@@ -64,6 +64,7 @@ def test_every_supported_system_has_an_example() -> None:
         "gpu-service",
         "grove",
         "kai",
+        "katib",
         "kube-scheduler",
         "kuberay",
         "kueue",

@@ -45,6 +45,13 @@ def test_an_extract_that_is_stricter_than_the_project_is_right() -> None:
     assert not list(compare.looser(EXTRACT, DEFINITION))
 
 
+def test_a_definition_that_takes_any_field_refuses_nothing() -> None:
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    (trial,) = (extract for extract, _ in compare.extracts() if extract["kind"] == "Experiment")
+    assert not list(compare.looser(trial, anything))
+    assert not list(compare.refused(trial, anything))
+
+
 @pytest.mark.parametrize(
     ("change", "finding"),
     [

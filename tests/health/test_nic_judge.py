@@ -185,6 +185,18 @@ def test_a_nic_that_a_pod_gives_back_set_down_can_be_given_again_and_its_way_is_
     assert (bench.reasons()[0], bench.health().allocatable) == ("admin_down", False), "a person did this"
 
 
+def test_a_restart_of_the_agent_does_not_take_back_a_nic_that_a_pod_gave_back_set_down() -> None:
+    bench = two_up().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=3)
+    _returns(_moves(bench), admin_up=False)
+    again = Bench(2)
+    again.engine.restore(bench.engine.records())
+    again.functions, again.links, again.now = bench.functions, bench.links, bench.now + 30
+    assert (again.look().health().state, again.health().allocatable) == (State.UNKNOWN, True)
+    again.set(admin_up=True, carrier=True, operstate="up", at=again.now + 1)
+    again.set(admin_up=False, carrier=None, operstate="down", at=again.now + 60)
+    assert (again.reasons()[0], again.health().allocatable) == ("admin_down", False)
+
+
 def test_a_nic_without_carrier_is_not_given_again_by_a_way_to_another_namespace() -> None:
     bench = two_up().down()
     bench.links.pop(bench.pfs[0].pci_address)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.removed_devices import FREE_S, RemovedDevices
 from nodeagent.offering.offer import Offer
+from tests.support.examples import examples
 from tests.support.kind_machines import SICK, pf_of, vf_of
 
 CONFIG = load(
@@ -181,6 +183,7 @@ class WholeAndDivided(RuleBasedStateMachine):
 
 
 TestWholeAndDivided = WholeAndDivided.TestCase
+TestWholeAndDivided.settings = settings(max_examples=examples(50), stateful_step_count=20)
 
 
 def test_a_nic_that_got_vfs_leaves_the_list_once_it_is_free() -> None:

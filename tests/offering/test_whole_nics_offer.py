@@ -121,6 +121,7 @@ def test_the_wrong_setting_is_named_with_the_right_one() -> None:
     for entry, sentence in (
         ("vfDriver: rdma", "here it is driver; VFs are kind vf"),
         ("select: {vfIndexes: ['0']}", "kind nic offers NICs as a whole; VFs are kind vf"),
+        ("vfDevices: true", "leave it out: a NIC as a whole is one device"),
         ("select: {defaultRoute: bond}", "the NIC with the default route is never offered as a whole"),
     ):
         with pytest.raises(ConfigError, match=sentence):

@@ -139,7 +139,7 @@ def own_objects(extract: dict[str, Any]) -> Iterator[tuple[str, Manifest]]:
 def refused(extract: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
     """Each finding of the project's definition in our own objects of this kind."""
     schema = closed(theirs)
-    schema["properties"]["metadata"] = {"type": "object"}
+    schema.setdefault("properties", {})["metadata"] = {"type": "object"}
     validator = jsonschema.Draft202012Validator(schema)
     for place, manifest in own_objects(extract):
         for error in validator.iter_errors(manifest):

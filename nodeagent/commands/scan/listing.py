@@ -54,6 +54,7 @@ from nodeagent.facts.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.host.netlink.message import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
+from nodeagent.kinds import named
 from nodeagent.kinds.device_list_size import status_remarks
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.offering.offer import Offer
@@ -484,7 +485,23 @@ def _reasons(view: MachineView, on: Screen) -> str:
     lines += sentences(snapshot.stale_sources)
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in view.troubles]
+    lines += _of_guest(view)
     return remarks("REASONS", lines, on)
+
+
+def _of_guest(view: MachineView) -> Iterable[str]:
+    """A line about the NICs of a virtual machine that no resource offers."""
+    offered = {pf.pci_address for pf in _offered_pfs(view)}
+    left = [
+        nic.netdev or nic.pci_address
+        for nic in view.snapshot.whole_nics.values()
+        if not nic.missing and nic.total_vfs is None and nic.pci_address not in offered
+    ]
+    if view.snapshot.guest and left:
+        yield (
+            f"note: this is a virtual machine: {named(left)} can be offered as a whole (kind: nic); VFs, link modes "
+            "and the firmware of its NICs are the host's"
+        )
 
 
 def _label(view: MachineView, netdev: str) -> str:
