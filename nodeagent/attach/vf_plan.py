@@ -62,7 +62,7 @@ def attach_plan(
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
     vfs |= dict(_planned_shares(addressing, snapshot, rails, addresses, taken, offered, numbers))
-    return AttachPlan(settings.interface or "", vfs, probe=settings.probe)
+    return AttachPlan(settings.interface or "", vfs, probe=settings.probe, ipam=settings.ipam)
 
 
 def node_numbers(
