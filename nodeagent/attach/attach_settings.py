@@ -79,9 +79,9 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
     ipam: Annotated[
         _Ipam | None,
         setting(
-            "The section `ipam` of a CNI configuration, in place of `addresses`: the plugin that its `type` names gives "
-            "the addresses, routes and gateways of VFs in pods, such as host-local, whereabouts or nv-ipam. Its texts "
-            "may have {rail}, {rail+N} and {N+rail}, and one must. Needs components/attach-ipam on the node."
+            "The section `ipam` of a CNI configuration, in place of `addresses`: the plugin that its `type` names, such "
+            "as host-local, whereabouts or nv-ipam, gives the addresses, routes and gateways of VFs in pods. {rail}, "
+            "{rail+N} and {N+rail} may stand in its texts, and must in one. Needs components/attach-ipam on the node."
         ),
     ] = None
     numbers: Annotated[
@@ -123,7 +123,6 @@ def attach_conflicts(settings: AttachSettings) -> Iterator[Conflict]:
         yield Conflict(
             (("ipam",), ("addresses",)),
             "both give addresses: remove attach.addresses, or attach.ipam",
-            ("addresses",),
         )
     if settings.numbers and (settings.addresses is None or ":" in settings.addresses):
         yield Conflict(

@@ -121,11 +121,11 @@ class Leases:
         return tuple(_with(link, given.get(link.device)) for link in links), new
 
     def release(self, sandbox: str, devices: Collection[str] | None = None) -> bool:
-        """Let the plugins take back the addresses of a sandbox, or of these VFs of it. What a plugin does not take stays
-        known; return whether it took all. Raises ``OSError``."""
+        """Let the plugins take back the addresses of a sandbox, or of these VFs of it. What a plugin does not take
+        stays known; return whether it took all."""
         try:
             self._take_back(sandbox, devices)
-        except CniError as error:
+        except (CniError, OSError) as error:
             log.warning("An address is not taken back; it is tried again. sandbox=%s reason=%r", sandbox, str(error))
             return False
         return True

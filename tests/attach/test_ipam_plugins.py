@@ -1,0 +1,551 @@
+"""Addresses by IPAM plugins: the protocol, and pods that get them and give them back, over failures and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import subprocess
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nodeagent.attach.attach_settings import AttachSettings
+from nodeagent.attach.cni_plugin import (
+    ANSWER_MAX,
+    Attachment,
+    CniError,
+    CniPlugins,
+    GivenAddresses,
+    given_addresses,
+)
+from nodeagent.attach.leases import LEASES_FOLDER
+from nodeagent.attach.nri_plugin import AttachRefused
+from nodeagent.attach.pod_plan import PlannedVf, PodRoute
+from nodeagent.attach.vf_plan import attach_plan
+from nodeagent.commands.scan.listing import pod_plan_table
+from nodeagent.facts.model import Snapshot
+from tests.support import ipam_plugin
+from tests.support.attached_pods import AttachedNode, addresses, links, pf, rules, vf
+from tests.support.ipam_plugin import calls, given
+from tests.support.namespaces import Netns
+
+real = pytest.mark.needs("root", "ip", "nsenter")
+
+
+# --- the protocol -----------------------------------------------------------------------------------------
+
+
+ARGUMENTS = {"K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": "trainer"}
+
+
+class Plugin:
+    """The stand-in, with a network namespace and one configuration."""
+
+    def __init__(self, folder: Path, limit_s: float = 30.0, versions: tuple[str, ...] = ipam_plugin.VERSIONS) -> None:
+        ipam_plugin.install(folder / "bin", versions=versions)
+        self.data = folder / "data"
+        self.data.mkdir()
+        self.plugins = CniPlugins(folder / "bin", folder / "lock", limit_s)
+        self.network = folder / "netns"
+        self.network.touch()
+        self.attachment = Attachment("sandbox-1", "rail0", str(self.network), ARGUMENTS)
+
+    def configuration(self, **more: Any) -> dict[str, Any]:
+        ipam = {"type": "stand-in", "dataDir": str(self.data), "subnet": "10.9.0.0/30", **more}
+        return self.plugins.configuration("nodeagent-rail0", ipam)
+
+    def fails(self, **faults: str) -> None:
+        (self.data / "faults").write_text(json.dumps(faults))
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Plugin:
+    return Plugin(tmp_path)
+
+
+def test_an_address_is_given_kept_and_taken_back(plugin: Plugin) -> None:
+    configuration = plugin.configuration()
+    assert configuration["cniVersion"] == "1.1.0"
+    result = plugin.plugins.add(configuration, plugin.attachment)
+    assert given_addresses("stand-in", result) == GivenAddresses((IPv4Interface("10.9.0.1/30"),))
+    plugin.plugins.check(configuration, plugin.attachment, result)
+    with pytest.raises(CniError, match="stand-in: .* duplicate allocation is not allowed"):
+        plugin.plugins.add(configuration, plugin.attachment)
+    for _ in range(2):
+        plugin.plugins.delete(configuration, plugin.attachment._replace(network=""), result)
+    assert given(plugin.data) == {}
+    with pytest.raises(CniError, match="failed to find address"):
+        plugin.plugins.check(configuration, plugin.attachment, result)
+
+
+def test_what_is_not_valid_is_collected(plugin: Plugin) -> None:
+    configuration = plugin.configuration()
+    for container in ("a", "b"):
+        plugin.plugins.add(configuration, plugin.attachment._replace(container=container))
+    plugin.plugins.collect(configuration, [("b", "rail0")])
+    assert [key[1] for key in given(plugin.data)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "chosen"), [(("0.4.0", "1.0.0"), "1.0.0"), (("1.1.0",), "1.1.0"), (("1.0.0", "1.1.0", "1.2.0"), "1.1.0")]
+)
+def test_the_newest_common_version_is_used(tmp_path: Path, versions: tuple[str, ...], chosen: str) -> None:
+    plugin = Plugin(tmp_path, versions=versions)
+    configuration = plugin.configuration()
+    assert configuration["cniVersion"] == chosen
+    plugin.plugins.add(configuration, plugin.attachment)
+
+
+def test_a_plugin_of_other_versions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CniError, match=r"^stand-in supports none of the versions 1\.1\.0 and 1\.0\.0 of CNI$"):
+        Plugin(tmp_path, versions=("0.3.1", "0.4.0")).configuration()
+
+
+def test_an_updated_plugin_is_asked_for_its_versions_again(plugin: Plugin, tmp_path: Path) -> None:
+    plugin.configuration()
+    ipam_plugin.install(tmp_path / "bin", versions=("1.0.0",))
+    assert plugin.configuration()["cniVersion"] == "1.0.0"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("error", "stand-in: try again later"),
+        ("silent", "stand-in: it failed with exit code 3 and no message"),
+        ("flood", f"stand-in printed more than {ANSWER_MAX} bytes"),
+        ("garbage", "stand-in: its answer is no JSON object: JSON is malformed: invalid character (byte 4)"),
+    ],
+)
+def test_a_failure_names_plugin_and_cause(plugin: Plugin, fault: str, message: str) -> None:
+    configuration = plugin.configuration()
+    plugin.fails(ADD=fault)
+    with pytest.raises(CniError) as failed:
+        plugin.plugins.add(configuration, plugin.attachment)
+    assert (str(failed.value), failed.value.hangs) == (message, False)
+
+
+def test_a_plugin_that_hangs_is_killed_with_what_it_has_started(tmp_path: Path) -> None:
+    plugin = Plugin(tmp_path)
+    configuration = plugin.configuration()
+    hanging, pids = tmp_path / "bin/stand-in", tmp_path / "pids"
+    hanging.write_text(f"#!/bin/sh\nsleep 3600 &\necho $$ $! > {pids}\nwait\n")
+    brief = CniPlugins(tmp_path / "bin", tmp_path / "lock", 1.0)
+    with pytest.raises(CniError, match="stand-in did not answer within 1 s") as failed:
+        brief.add(configuration, plugin.attachment)
+    assert failed.value.hangs
+    states = [_state(pid) for pid in pids.read_text().split()]
+    assert len(states) == 2
+    assert set(states) <= {"", "Z"}
+
+
+def _state(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def test_a_plugin_that_outlives_its_caller_ends_before_the_next_call(plugin: Plugin, tmp_path: Path) -> None:
+    """The caller was killed: its plugin has the lock, and could give an address after the DEL for it."""
+    configuration = plugin.configuration()
+    with (tmp_path / "lock").open("w") as orphan:
+        fcntl.flock(orphan, fcntl.LOCK_EX)
+        brief = CniPlugins(tmp_path / "bin", tmp_path / "lock", 0.2)
+        with pytest.raises(CniError, match="stand-in cannot begin: an earlier plugin still runs") as failed:
+            brief.add(configuration, plugin.attachment)
+        assert failed.value.hangs
+        assert calls(plugin.data) == []
+    plugin.plugins.add(configuration, plugin.attachment)
+
+
+def test_a_plugin_inherits_the_lock(plugin: Plugin, tmp_path: Path) -> None:
+    lister = tmp_path / "bin/lister"
+    told = tmp_path / "told"
+    lister.write_text(f"#!/bin/sh\nls -l /proc/$$/fd > {told}\nexit 1\n")
+    lister.chmod(0o755)
+    with pytest.raises(CniError, match="lister: it failed with exit code 1 and no message"):
+        plugin.plugins.add({"ipam": {"type": "lister"}}, plugin.attachment)
+    assert f"-> {tmp_path / 'lock'}" in told.read_text()
+
+
+def test_a_plugin_that_is_not_there_is_named_with_its_path(plugin: Plugin, tmp_path: Path) -> None:
+    with pytest.raises(CniError, match=f"^{tmp_path}/bin/other cannot be run: No such file or directory$"):
+        plugin.plugins.configuration("n", {"type": "other"})
+
+
+def test_what_is_no_argument_of_cni_does_not_reach_the_plugin(plugin: Plugin) -> None:
+    bad = plugin.attachment._replace(arguments={"K8S_POD_NAME": "a;IP=10.9.0.2"})
+    configuration = plugin.configuration()
+    with pytest.raises(CniError, match="cannot be an argument of CNI"):
+        plugin.plugins.add(configuration, bad)
+    assert calls(plugin.data) == []
+
+
+def test_routes_without_a_gateway_go_over_that_of_their_family() -> None:
+    result = {
+        "ips": [
+            {"address": "10.9.0.2/29", "gateway": "10.9.0.1"},
+            {"address": "fd00::2/64", "gateway": "fd00::1"},
+        ],
+        "routes": [{"dst": "10.0.0.0/8"}, {"dst": "::/0"}, {"dst": "10.1.0.0/16", "gw": "10.9.0.3"}],
+    }
+    found = given_addresses("x", result)
+    assert [str(one) for one in found.addresses] == ["10.9.0.2/29", "fd00::2/64"]
+    assert [(str(one.destination), str(one.gateway)) for one in found.routes] == [
+        ("10.0.0.0/8", "10.9.0.1"), ("::/0", "fd00::1"), ("10.1.0.0/16", "10.9.0.3"),
+    ]  # fmt: skip
+    alone = {"ips": [{"address": "10.9.0.2/29"}], "routes": [{"dst": "10.0.0.0/8"}]}
+    assert given_addresses("x", alone).routes == (PodRoute(IPv4Network("10.0.0.0/8"), None),)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({}, "x: its result has no address"),
+        ({"ips": [{"address": "10.9.0.300/24"}]}, "x: its result is invalid: '10.9.0.300/24' does not appear"),
+        ({"ips": [{}]}, "x: its result is invalid: Object missing required field `address`"),
+        ({"ips": [{"address": "10.9.0.0/24"}]}, "x: 10.9.0.0 cannot be the address of a netdev"),
+        ({"ips": [{"address": "10.9.0.255/24"}]}, "x: 10.9.0.255 cannot be the address"),
+        ({"ips": [{"address": "127.0.0.1/8"}]}, "x: 127.0.0.1 cannot be the address"),
+        ({"ips": [{"address": "10.9.0.1/24", "gateway": "10.9.0.1"}]}, "x: 10.9.0.1 cannot be the address"),
+        ({"ips": [{"address": "10.9.0.1/24"}], "routes": [{"dst": "::/0", "gw": "10.9.0.2"}]}, "of another family"),
+        ({"ips": [{"address": f"10.9.0.{n}/24"} for n in range(1, 10)]}, "more than 8 addresses or 64 routes"),
+    ],
+)  # fmt: skip
+def test_a_result_that_no_netdev_can_have_is_refused(result: dict[str, Any], message: str) -> None:
+    with pytest.raises(CniError) as refused:
+        given_addresses("x", result)
+    assert message in str(refused.value)
+
+
+# --- pods -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[AttachedNode]:
+    made = AttachedNode(tmp_path)
+    with_plugin(made)
+    yield made
+    made.close()
+
+
+def with_plugin(node: AttachedNode, versions: tuple[str, ...] = ipam_plugin.VERSIONS, **more: Any) -> None:
+    """Let the stand-in give the addresses."""
+    ipam_plugin.install(node.folder / "cni-bin", versions=versions)
+    data(node).mkdir(exist_ok=True)
+    assert node.plan is not None
+    vfs = {device: replace(planned, address=None) for device, planned in node.plan.vfs.items()}
+    ipam = {"type": "stand-in", "dataDir": str(data(node)), "subnet": "10.{100+rail}.0.0/29", **more}
+    node.plan = replace(node.plan, vfs=vfs, ipam=ipam)
+
+
+def data(node: AttachedNode) -> Path:
+    return node.folder / "ipam"
+
+
+def fails(node: AttachedNode, **faults: str) -> None:
+    (data(node) / "faults").write_text(json.dumps(faults))
+
+
+def held(node: AttachedNode) -> dict[tuple[str, str], list[str]]:
+    """The addresses at the plugin, by sandbox and interface."""
+    return {key[1:]: one for key, one in given(data(node)).items()}
+
+
+def kept(node: AttachedNode) -> set[str]:
+    return {path.name for path in (node.folder / LEASES_FOLDER).glob("*")}
+
+
+def routes(ns: Netns, table: int) -> list[str]:
+    command = ns.command("ip", "route", "show", "table", str(table))
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    return [line.strip() for line in said.stdout.splitlines()]
+
+
+@real
+async def test_a_pod_has_the_addresses_and_routes_of_the_plugin_and_its_end_gives_them_back(
+    node: AttachedNode,
+) -> None:
+    with_plugin(node, gateway="10.{100+rail}.0.1", routes=[{"dst": "10.0.0.0/8"}, {"dst": "0.0.0.0/0"}])
+    sandbox, pod = node.pod("trainer", vf(0), vf(1))
+    await node.attachments.begin(sandbox)
+    assert node.starts(vf(0), vf(1))
+    assert addresses(pod) == {"rail0": ["10.100.0.2/29"], "rail1": ["10.101.0.2/29"]}
+    assert held(node) == {
+        ("sandbox-trainer", "rail0"): ["10.100.0.2"], ("sandbox-trainer", "rail1"): ["10.101.0.2"],
+    }  # fmt: skip
+    assert "from 10.100.0.2 lookup 1000" in rules(pod)
+    assert routes(pod, 1000) == [
+        "default via 10.100.0.1 dev rail0 proto static src 10.100.0.2",
+        "10.0.0.0/8 via 10.100.0.1 dev rail0 proto static src 10.100.0.2",
+        "10.100.0.0/29 dev rail0 proto static scope link src 10.100.0.2",
+    ]
+    assert node.attachments.netdevs[0].addresses == ("10.100.0.2/29",)
+    await node.attachments.end(sandbox)
+    assert (held(node), kept(node), node.on_host()) == ({}, set(), node.all_host_names())
+    await node.attachments.end(replace(sandbox, network=""))
+    assert [call[0] for call in calls(data(node))] == ["ADD", "ADD", "DEL", "DEL"]
+
+
+@real
+async def test_a_gateway_beyond_the_prefix_is_reached_over_the_netdev(node: AttachedNode) -> None:
+    with_plugin(node, gateway="192.168.0.1", routes=[{"dst": "10.0.0.0/8"}])
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    assert "10.0.0.0/8 via 192.168.0.1 dev rail0 proto static src 10.100.0.1 onlink" in routes(pod, 1000)
+
+
+@real
+async def test_a_refusal_names_vf_rail_plugin_and_message_and_gives_back_what_came_before(
+    node: AttachedNode,
+) -> None:
+    with_plugin(node, subnet="10.{100+rail}.0.0/30")
+    for name in ("first", "second"):
+        await node.attachments.begin(node.pod(name, vf(1, int(name == "second")))[0])
+    sandbox, pod = node.pod("third", vf(0))
+    assert node.holdings is not None
+    assert node.plan is not None
+    node.plan = replace(node.plan, vfs={**node.plan.vfs, "0000:01:00.9": PlannedVf(1)})
+    node.released("third")
+    sandbox, pod = node.pod("fourth", vf(0), "0000:01:00.9")
+    with pytest.raises(AttachRefused) as refused:
+        await node.attachments.begin(sandbox)
+    assert str(refused.value) == (
+        "nodeagent attach: ipam: 0000:01:00.9 as rail1: rail 1: stand-in: failed to allocate for range 0: no IP "
+        "addresses available in 10.101.0.0/30"
+    )
+    assert {key[0] for key in held(node)} == {"sandbox-first", "sandbox-second"}
+    assert links(pod) == {}
+    assert node.attachments.counts.failures == {"ipam": 1}
+
+
+@real
+async def test_a_move_that_fails_gives_the_addresses_back(node: AttachedNode) -> None:
+    sandbox, pod = node.pod("trainer", vf(0), vf(1))
+    pod.ip("link add rail1 type veth peer name other")
+    with pytest.raises(AttachRefused, match="File exists"):
+        await node.attachments.begin(sandbox)
+    assert (held(node), kept(node), node.on_host()) == ({}, set(), node.all_host_names())
+    pod.ip("link del rail1")
+    await node.attachments.look()
+    assert node.starts(vf(0), vf(1))
+    assert len(held(node)) == 2
+
+
+@real
+@pytest.mark.parametrize("fault", ["error", "late", "garbage"])
+async def test_an_add_that_fails_is_deleted(node: AttachedNode, fault: str) -> None:
+    sandbox, pod = node.pod("trainer", vf(0))
+    fails(node, ADD=fault)
+    with pytest.raises(AttachRefused, match="rail 0: stand-in"):
+        await node.attachments.begin(sandbox)
+    assert (held(node), kept(node)) == ({}, set())
+    fails(node)
+    await node.attachments.look()
+    assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
+
+
+@real
+@pytest.mark.parametrize("fault", ["hang", "latehang"])
+async def test_an_add_that_hangs_is_deleted_before_the_next_one(node: AttachedNode, fault: str) -> None:
+    """A DEL of the stand-in may hang too, on a busy machine."""
+    sandbox, pod = node.pod("trainer", vf(0))
+    node.plugin_s = 2.0
+    fails(node, ADD=fault)
+    with pytest.raises(AttachRefused, match="rail 0: .*stand-in did not answer within 2 s"):
+        await node.restarted().begin(sandbox)
+    node.plugin_s = 30.0
+    fails(node)
+    await node.restarted().synchronize((sandbox,))
+    assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
+    assert list(held(node)) == [("sandbox-trainer", "rail0")]
+
+
+@real
+async def test_an_address_that_is_not_taken_back_is_known_until_it_is(node: AttachedNode) -> None:
+    sandbox, _ = node.pod("trainer", vf(0), vf(1))
+    await node.attachments.begin(sandbox)
+    await node.attachments.synchronize((sandbox,))
+    fails(node, DEL="error")
+    await node.attachments.end(sandbox)
+    assert (len(held(node)), kept(node)) == (2, {"sandbox-trainer.json"})
+    node.ended(sandbox)
+    fails(node)
+    await node.restarted().synchronize(())
+    assert (held(node), kept(node)) == ({}, set())
+
+
+@real
+async def test_the_addresses_of_a_pod_that_ended_unseen_are_given_back(node: AttachedNode) -> None:
+    """Its namespace died while nobody listened, and the machine may have started anew."""
+    goes, pod = node.pod("goes", vf(0))
+    stays, _ = node.pod("stays", vf(1))
+    for sandbox in (goes, stays):
+        await node.attachments.begin(sandbox)
+    pod.ip(f"link set rail0 netns {node.host.path}")
+    node.ended(goes)
+    await node.restarted().look()
+    assert len(held(node)) == 2  # the runtime has not told yet which sandboxes there are
+    await node.attachments.synchronize((stays,))
+    assert held(node) == {("sandbox-stays", "rail1"): ["10.101.0.1"]}
+
+
+@real
+async def test_the_addresses_of_a_stopped_sandbox_stay_until_its_netdevs_have_left(node: AttachedNode) -> None:
+    """The next pod would have the address beside it."""
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    node.released("trainer")
+    stopped = replace(sandbox, network="")
+    await node.restarted().synchronize((stopped,))
+    assert held(node) == {("sandbox-trainer", "rail0"): ["10.100.0.1"]}
+    pod.ip(f"link set rail0 netns {node.host.path}")
+    await node.attachments.look()
+    assert held(node) == {}
+
+
+@real
+async def test_a_restart_asks_for_no_address_again(node: AttachedNode) -> None:
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    await node.restarted().synchronize((sandbox,))
+    await node.attachments.look()
+    assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
+    assert [call[0] for call in calls(data(node))] == ["ADD", "GC"]
+
+
+@real
+@pytest.mark.parametrize("half", ["address flush dev rail0", "link set rail0 down\nlink set rail0 name ens0v0"])
+async def test_a_half_attached_vf_has_the_same_address(node: AttachedNode, half: str) -> None:
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    pod.ip(half)
+    await node.restarted().synchronize((sandbox,))
+    assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
+    assert "ADD" not in [call[0] for call in calls(data(node))][1:]
+
+
+@real
+async def test_a_vf_that_is_moved_again_keeps_its_address_if_the_plugin_has_kept_it(node: AttachedNode) -> None:
+    """Its driver was loaded again under the pod."""
+    first, _ = node.pod("first", vf(0, 1))
+    sandbox, pod = node.pod("trainer", vf(0))
+    for one in (first, sandbox):
+        await node.attachments.begin(one)
+    await node.attachments.end(first)
+    node.ended(first)
+    pod.ip(f"link set rail0 netns {node.host.path} name ens0v0")
+    await node.attachments.look()
+    assert addresses(pod) == {"rail0": ["10.100.0.2/29"]}
+    assert [call[0] for call in calls(data(node))] == ["ADD", "ADD", "DEL", "CHECK"]
+    pod.ip(f"link set rail0 netns {node.host.path} name ens0v0")
+    (data(node) / "nodeagent-rail0.network").write_text("{}")  # somebody has removed it
+    await node.attachments.look()
+    assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
+    assert [call[0] for call in calls(data(node))][4:] == ["CHECK", "DEL", "ADD"]
+
+
+@real
+async def test_a_pod_on_the_hosts_network_gets_no_address(node: AttachedNode) -> None:
+    sandbox, _ = node.pod("trainer", vf(0))
+    await node.attachments.begin(replace(sandbox, network="", on_host=True))
+    assert node.starts(vf(0))
+    assert calls(data(node)) == []
+
+
+@real
+async def test_a_vf_that_multus_has_moved_gets_no_address(node: AttachedNode) -> None:
+    sandbox, pod = node.pod("trainer", vf(0))
+    node.host.ip(f"link set ens0v0 netns {pod.path}")
+    pod.ip("link set ens0v0 name net1")
+    await node.attachments.begin(sandbox)
+    assert node.starts(vf(0))
+    assert calls(data(node)) == []
+
+
+@real
+async def test_a_plugin_that_gives_an_address_twice_is_refused(node: AttachedNode) -> None:
+    """Its store was deleted under a running pod."""
+    first, _ = node.pod("first", vf(0))
+    await node.attachments.begin(first)
+    (data(node) / "nodeagent-rail0.network").unlink()
+    second, pod = node.pod("second", vf(0, 1))
+    with pytest.raises(AttachRefused, match=r"stand-in gave 10\.100\.0\.1, which default/first has"):
+        await node.attachments.begin(second)
+    assert (held(node), links(pod)) == ({}, {})
+
+
+@real
+async def test_an_address_that_another_nic_answers_for_is_given_back(node: AttachedNode) -> None:
+    far = await node.add_pf(0)
+    node.far.ip(f"address add 10.100.0.1/16 dev {far}")
+    sandbox, _ = node.pod("trainer", vf(0))
+    with pytest.raises(AttachRefused, match=r"probe: 10\.100\.0\.1 is in use by the NIC"):
+        await node.attachments.begin(sandbox)
+    assert (held(node), kept(node)) == ({}, set())
+
+
+@real
+async def test_another_section_is_for_the_next_pods_and_each_del_has_the_configuration_of_its_add(
+    node: AttachedNode,
+) -> None:
+    first, pod = node.pod("first", vf(0))
+    await node.attachments.begin(first)
+    with_plugin(node, subnet="192.168.{rail}.0/29")
+    await node.restarted().synchronize((first,))
+    second, other = node.pod("second", vf(0, 1))
+    await node.attachments.begin(second)
+    assert (addresses(pod), addresses(other)) == ({"rail0": ["10.100.0.1/29"]}, {"rail0": ["192.168.0.1/29"]})
+    assert node.plan is not None
+    node.plan = replace(node.plan, ipam=None, on=False)
+    await node.restarted().synchronize((first, second))
+    for sandbox in (first, second):
+        await node.attachments.end(sandbox)
+    assert (held(node), kept(node)) == ({}, set())
+
+
+@real
+async def test_addresses_whose_file_is_lost_are_collected_and_those_of_pods_are_not(node: AttachedNode) -> None:
+    stays, _ = node.pod("stays", vf(0))
+    goes, pod = node.pod("goes", vf(0, 1))
+    for sandbox in (stays, goes):
+        await node.attachments.begin(sandbox)
+    for path in (node.folder / LEASES_FOLDER).iterdir():
+        path.unlink()
+    pod.ip(f"link set rail0 netns {node.host.path}")
+    node.ended(goes)
+    await node.restarted().synchronize((stays,))
+    assert held(node) == {("sandbox-stays", "rail0"): ["10.100.0.1"]}
+
+
+@real
+async def test_a_plugin_without_collection_is_not_asked_for_it(node: AttachedNode) -> None:
+    with_plugin(node, versions=("1.0.0",))
+    sandbox, _ = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    await node.restarted().synchronize((sandbox,))
+    assert [call[0] for call in calls(data(node))] == ["ADD"]
+
+
+@real
+async def test_a_file_of_addresses_that_cannot_be_read_concerns_one_sandbox(node: AttachedNode) -> None:
+    first, _ = node.pod("first", vf(0))
+    await node.attachments.begin(first)
+    (node.folder / LEASES_FOLDER / "broken.json").write_text("{")
+    await node.restarted().synchronize((first,))
+    await node.attachments.end(first)
+    assert held(node) == {}
+
+
+@real
+async def test_ends_and_begins_of_plugins_at_a_time_lose_nothing(node: AttachedNode) -> None:
+    pods = [node.pod(f"pod{rail}{index}", vf(rail, index)) for rail, index in node.vfs]
+    await asyncio.gather(*(node.attachments.begin(sandbox) for sandbox, _ in pods))
+    assert len({one for of in held(node).values() for one in of}) == len(pods)
+    await asyncio.gather(*(node.attachments.end(sandbox) for sandbox, _ in pods), node.attachments.settle())
+    assert (held(node), kept(node)) == ({}, set())
