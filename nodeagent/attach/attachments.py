@@ -195,7 +195,7 @@ class Attachments:
                 if known.network:
                     with suppress(AttachError):  # the namespace is gone: the kernel has returned its netdevs
                         await self._calls.run(self._netdevs.give_back, known.network, entries.keys(), plan)
-            await self._calls.run(self._release)
+            await self._calls.run(self._release, sandbox.id)
 
     # --- without the runtime ---
 
@@ -428,10 +428,13 @@ class Attachments:
                 self._leases.release(other.id, theirs)
                 missing = missing - theirs
 
-    def _release(self) -> None:
-        """Give the addresses of ended sandboxes back to their plugins, once their netdevs have left."""
-        for of in self._leases.known if self._told else ():
+    def _release(self, ended: str = "") -> None:
+        """Give the addresses of ended sandboxes back to their plugins, once their netdevs have left. Before the runtime
+        has told which there are, only the sandbox ``ended`` is known to have done so."""
+        for of in self._leases.known:
             one = self._sandboxes.get(of.sandbox)
+            if not self._told and of.sandbox != ended:
+                continue
             if one is not None and (one.on_host or (one.network and Path(one.network).exists())):
                 continue
             inside = self._netdevs.inside(of.network) if Path(of.network).exists() else {}

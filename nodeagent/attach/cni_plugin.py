@@ -201,7 +201,7 @@ class CniPlugins:
         enter(f"{plugin} {command}")
         variables = {"PATH": _PATH, "CNI_COMMAND": command, "CNI_PATH": str(self._folder)}
         if attachment is not None:
-            variables |= _variables(plugin, attachment)
+            variables |= cni_variables(plugin, attachment)
         deadline = time.monotonic() + self._limit_s
         with self._alone(plugin, deadline) as lock:
             program = str(self._folder / plugin)
@@ -268,8 +268,8 @@ def _plugin(configuration: Mapping[str, Any]) -> str:
     return str(configuration["ipam"]["type"])
 
 
-def _variables(plugin: str, attachment: Attachment) -> dict[str, str]:
-    """The parameters in the environment."""
+def cni_variables(plugin: str, attachment: Attachment) -> dict[str, str]:
+    """The parameters of a command in the environment of a plugin. Raises ``CniError``."""
     for text in attachment.arguments.values():
         if not _ARGUMENT.fullmatch(text):
             raise CniError(f"{plugin}: {_short(text)} cannot be an argument of CNI")
@@ -282,9 +282,7 @@ def _variables(plugin: str, attachment: Attachment) -> dict[str, str]:
     return variables | ({"CNI_NETNS": attachment.network} if attachment.network else {})
 
 
-def _exchange(
-    child: subprocess.Popen[bytes], text: bytes, deadline: float
-) -> tuple[bytes, bytes] | None:
+def _exchange(child: subprocess.Popen[bytes], text: bytes, deadline: float) -> tuple[bytes, bytes] | None:
     """Pass the text to the plugin, and read what it prints until both ends are closed or too long; ``None``: the time
     is over."""
     assert child.stdin is not None

@@ -126,7 +126,9 @@ class Leases:
         try:
             self._take_back(sandbox, devices)
         except (CniError, OSError) as error:
-            log.warning("An address is not taken back; it is tried again. sandbox=%s reason=%r", sandbox, str(error))
+            log.warning(
+                "An address is not taken back; it is tried again. sandbox=%s reason=%r", sandbox, str(error)
+            )
             return False
         return True
 
@@ -135,9 +137,7 @@ class Leases:
         """Raises ``OSError``."""
         return tuple(self._all().values())
 
-    def collect(
-        self, ipam: IpamSection, rails: Iterable[int], present: Iterable[tuple[str, str]]
-    ) -> None:
+    def collect(self, ipam: IpamSection, rails: Iterable[int], present: Iterable[tuple[str, str]]) -> None:
         """Let plugins that can (CNI 1.1) take back the addresses of sandboxes that are not known any more, because the
         files here were lost. ``present`` are sandboxes and the names of netdevs in them."""
         valid = sorted(
@@ -193,7 +193,9 @@ class Leases:
                     self._refuse_doubles(sandbox.id, lease, given)
                     answered.append(replace(lease, result=result))
                 except CniError as error:
-                    raise CniError(f"{lease.device} as {lease.interface}: rail {lease.rail}: {error}") from error
+                    raise CniError(
+                        f"{lease.device} as {lease.interface}: rail {lease.rail}: {error}"
+                    ) from error
             self._write(replace(of, leases=(*before, *answered)))
         except (CniError, OSError):
             tried = asked[: len(answered) + 1]
@@ -258,7 +260,9 @@ class Leases:
                 except FileNotFoundError:
                     continue
                 except (OSError, ValueError) as error:
-                    log.warning("The addresses of a sandbox cannot be read. file=%s reason=%r", path, str(error))
+                    log.warning(
+                        "The addresses of a sandbox cannot be read. file=%s reason=%r", path, str(error)
+                    )
             self._read = found
         return self._read
 

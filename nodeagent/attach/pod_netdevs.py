@@ -189,9 +189,7 @@ def devices_in(place: OpenNamespace, device_of: DeviceOf) -> dict[str, Netdev]:
     return {device: netdev for device, netdev in found.items() if device is not None}
 
 
-def _lacking(
-    pod: OpenNamespace, netdev: Netdev, addresses: tuple[VfAddress, ...]
-) -> tuple[VfAddress, ...]:
+def _lacking(pod: OpenNamespace, netdev: Netdev, addresses: tuple[VfAddress, ...]) -> tuple[VfAddress, ...]:
     """Those of the addresses that a netdev in a pod is to get. One that has another IPv4 address, from an earlier plan,
     keeps it until its pod ends: connections would break. IPv6 addresses are given in any case, because the pod may have
     others by router advertisements."""
@@ -199,9 +197,7 @@ def _lacking(
         return ()
     present = addresses_by_ifindex(pod.netdevs).get(netdev.ifindex, ())
     own = {one for one in present if one.version == 4 and not one.is_link_local}
-    return tuple(
-        one for one in addresses if one.version == 6 or one in own or not own.difference(addresses)
-    )
+    return tuple(one for one in addresses if one.version == 6 or one in own or not own.difference(addresses))
 
 
 def _find(place: OpenNamespace, device: str, device_of: DeviceOf) -> Netdev | None:

@@ -31,8 +31,9 @@ from nodeagent.commands.scan.listing import pod_plan_table
 from nodeagent.facts.model import Snapshot
 from tests.support import ipam_plugin
 from tests.support.attached_pods import AttachedNode, addresses, links, pf, rules, vf
-from tests.support.ipam_plugin import calls, given
+from tests.support.ipam_plugin import PluginInProcess, given
 from tests.support.namespaces import Netns
+from tests.support.waiting import until
 
 real = pytest.mark.needs("root", "ip", "nsenter")
 
@@ -46,7 +47,9 @@ ARGUMENTS = {"K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": "trainer"}
 class Plugin:
     """The stand-in, with a network namespace and one configuration."""
 
-    def __init__(self, folder: Path, limit_s: float = 30.0, versions: tuple[str, ...] = ipam_plugin.VERSIONS) -> None:
+    def __init__(
+        self, folder: Path, limit_s: float = 30.0, versions: tuple[str, ...] = ipam_plugin.VERSIONS
+    ) -> None:
         ipam_plugin.install(folder / "bin", versions=versions)
         self.data = folder / "data"
         self.data.mkdir()
@@ -61,6 +64,10 @@ class Plugin:
 
     def fails(self, **faults: str) -> None:
         (self.data / "faults").write_text(json.dumps(faults))
+
+    def calls(self) -> list[str]:
+        log = self.data / "calls"
+        return log.read_text().splitlines() if log.exists() else []
 
 
 @pytest.fixture
@@ -92,7 +99,8 @@ def test_what_is_not_valid_is_collected(plugin: Plugin) -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "chosen"), [(("0.4.0", "1.0.0"), "1.0.0"), (("1.1.0",), "1.1.0"), (("1.0.0", "1.1.0", "1.2.0"), "1.1.0")]
+    ("versions", "chosen"),
+    [(("0.4.0", "1.0.0"), "1.0.0"), (("1.1.0",), "1.1.0"), (("1.0.0", "1.1.0", "1.2.0"), "1.1.0")],
 )
 def test_the_newest_common_version_is_used(tmp_path: Path, versions: tuple[str, ...], chosen: str) -> None:
     plugin = Plugin(tmp_path, versions=versions)
@@ -102,7 +110,9 @@ def test_the_newest_common_version_is_used(tmp_path: Path, versions: tuple[str, 
 
 
 def test_a_plugin_of_other_versions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CniError, match=r"^stand-in supports none of the versions 1\.1\.0 and 1\.0\.0 of CNI$"):
+    with pytest.raises(
+        CniError, match=r"^stand-in supports none of the versions 1\.1\.0 and 1\.0\.0 of CNI$"
+    ):
         Plugin(tmp_path, versions=("0.3.1", "0.4.0")).configuration()
 
 
@@ -129,7 +139,7 @@ def test_a_failure_names_plugin_and_cause(plugin: Plugin, fault: str, message: s
     assert (str(failed.value), failed.value.hangs) == (message, False)
 
 
-def test_a_plugin_that_hangs_is_killed_with_what_it_has_started(tmp_path: Path) -> None:
+async def test_a_plugin_that_hangs_is_killed_with_what_it_has_started(tmp_path: Path) -> None:
     plugin = Plugin(tmp_path)
     configuration = plugin.configuration()
     hanging, pids = tmp_path / "bin/stand-in", tmp_path / "pids"
@@ -138,9 +148,9 @@ def test_a_plugin_that_hangs_is_killed_with_what_it_has_started(tmp_path: Path) 
     with pytest.raises(CniError, match="stand-in did not answer within 1 s") as failed:
         brief.add(configuration, plugin.attachment)
     assert failed.value.hangs
-    states = [_state(pid) for pid in pids.read_text().split()]
-    assert len(states) == 2
-    assert set(states) <= {"", "Z"}
+    started = pids.read_text().split()
+    assert len(started) == 2
+    await until(lambda: {_state(pid) for pid in started} <= {"", "Z"})
 
 
 def _state(pid: str) -> str:
@@ -159,7 +169,7 @@ def test_a_plugin_that_outlives_its_caller_ends_before_the_next_call(plugin: Plu
         with pytest.raises(CniError, match="stand-in cannot begin: an earlier plugin still runs") as failed:
             brief.add(configuration, plugin.attachment)
         assert failed.value.hangs
-        assert calls(plugin.data) == []
+        assert plugin.calls() == []
     plugin.plugins.add(configuration, plugin.attachment)
 
 
@@ -183,7 +193,7 @@ def test_what_is_no_argument_of_cni_does_not_reach_the_plugin(plugin: Plugin) ->
     configuration = plugin.configuration()
     with pytest.raises(CniError, match="cannot be an argument of CNI"):
         plugin.plugins.add(configuration, bad)
-    assert calls(plugin.data) == []
+    assert plugin.calls() == []
 
 
 def test_routes_without_a_gateway_go_over_that_of_their_family() -> None:
@@ -226,57 +236,51 @@ def test_a_result_that_no_netdev_can_have_is_refused(result: dict[str, Any], mes
 # --- pods -------------------------------------------------------------------------------------------------
 
 
+class Node(AttachedNode):
+    """A node whose addresses come from the stand-in, without its process."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.plugin = self.plugins = PluginInProcess()
+        self.restarted()
+        self.gives()
+
+    def gives(self, **more: Any) -> None:
+        """Let the plugin give the addresses, with these settings."""
+        assert self.plan is not None
+        vfs = {device: replace(planned, address=None) for device, planned in self.plan.vfs.items()}
+        self.plan = replace(
+            self.plan, vfs=vfs, ipam={"type": "stand-in", "subnet": "10.{100+rail}.0.0/29", **more}
+        )
+
+
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[AttachedNode]:
-    made = AttachedNode(tmp_path)
-    with_plugin(made)
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
     yield made
     made.close()
 
 
-def with_plugin(node: AttachedNode, versions: tuple[str, ...] = ipam_plugin.VERSIONS, **more: Any) -> None:
-    """Let the stand-in give the addresses."""
-    ipam_plugin.install(node.folder / "cni-bin", versions=versions)
-    data(node).mkdir(exist_ok=True)
-    assert node.plan is not None
-    vfs = {device: replace(planned, address=None) for device, planned in node.plan.vfs.items()}
-    ipam = {"type": "stand-in", "dataDir": str(data(node)), "subnet": "10.{100+rail}.0.0/29", **more}
-    node.plan = replace(node.plan, vfs=vfs, ipam=ipam)
-
-
-def data(node: AttachedNode) -> Path:
-    return node.folder / "ipam"
-
-
-def fails(node: AttachedNode, **faults: str) -> None:
-    (data(node) / "faults").write_text(json.dumps(faults))
-
-
-def held(node: AttachedNode) -> dict[tuple[str, str], list[str]]:
-    """The addresses at the plugin, by sandbox and interface."""
-    return {key[1:]: one for key, one in given(data(node)).items()}
-
-
-def kept(node: AttachedNode) -> set[str]:
+def kept(node: Node) -> set[str]:
     return {path.name for path in (node.folder / LEASES_FOLDER).glob("*")}
 
 
 def routes(ns: Netns, table: int) -> list[str]:
     command = ns.command("ip", "route", "show", "table", str(table))
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
-    return [line.strip() for line in said.stdout.splitlines()]
+    return [line.replace(" linkdown", "").strip() for line in said.stdout.splitlines()]
 
 
 @real
 async def test_a_pod_has_the_addresses_and_routes_of_the_plugin_and_its_end_gives_them_back(
-    node: AttachedNode,
+    node: Node,
 ) -> None:
-    with_plugin(node, gateway="10.{100+rail}.0.1", routes=[{"dst": "10.0.0.0/8"}, {"dst": "0.0.0.0/0"}])
+    node.gives(gateway="10.{100+rail}.0.1", routes=[{"dst": "10.0.0.0/8"}, {"dst": "0.0.0.0/0"}])
     sandbox, pod = node.pod("trainer", vf(0), vf(1))
     await node.attachments.begin(sandbox)
     assert node.starts(vf(0), vf(1))
     assert addresses(pod) == {"rail0": ["10.100.0.2/29"], "rail1": ["10.101.0.2/29"]}
-    assert held(node) == {
+    assert node.plugin.addresses() == {
         ("sandbox-trainer", "rail0"): ["10.100.0.2"], ("sandbox-trainer", "rail1"): ["10.101.0.2"],
     }  # fmt: skip
     assert "from 10.100.0.2 lookup 1000" in rules(pod)
@@ -287,14 +291,14 @@ async def test_a_pod_has_the_addresses_and_routes_of_the_plugin_and_its_end_give
     ]
     assert node.attachments.netdevs[0].addresses == ("10.100.0.2/29",)
     await node.attachments.end(sandbox)
-    assert (held(node), kept(node), node.on_host()) == ({}, set(), node.all_host_names())
+    assert (node.plugin.addresses(), kept(node), node.on_host()) == ({}, set(), node.all_host_names())
     await node.attachments.end(replace(sandbox, network=""))
-    assert [call[0] for call in calls(data(node))] == ["ADD", "ADD", "DEL", "DEL"]
+    assert node.plugin.calls == ["ADD", "ADD", "DEL", "DEL"]
 
 
 @real
-async def test_a_gateway_beyond_the_prefix_is_reached_over_the_netdev(node: AttachedNode) -> None:
-    with_plugin(node, gateway="192.168.0.1", routes=[{"dst": "10.0.0.0/8"}])
+async def test_a_gateway_beyond_the_prefix_is_reached_over_the_netdev(node: Node) -> None:
+    node.gives(gateway="192.168.0.1", routes=[{"dst": "10.0.0.0/8"}])
     sandbox, pod = node.pod("trainer", vf(0))
     await node.attachments.begin(sandbox)
     assert "10.0.0.0/8 via 192.168.0.1 dev rail0 proto static src 10.100.0.1 onlink" in routes(pod, 1000)
@@ -302,86 +306,97 @@ async def test_a_gateway_beyond_the_prefix_is_reached_over_the_netdev(node: Atta
 
 @real
 async def test_a_refusal_names_vf_rail_plugin_and_message_and_gives_back_what_came_before(
-    node: AttachedNode,
+    node: Node,
 ) -> None:
-    with_plugin(node, subnet="10.{100+rail}.0.0/30")
+    node.gives(subnet="10.{100+rail}.0.0/30")
     for name in ("first", "second"):
         await node.attachments.begin(node.pod(name, vf(1, int(name == "second")))[0])
-    sandbox, pod = node.pod("third", vf(0))
-    assert node.holdings is not None
     assert node.plan is not None
     node.plan = replace(node.plan, vfs={**node.plan.vfs, "0000:01:00.9": PlannedVf(1)})
-    node.released("third")
-    sandbox, pod = node.pod("fourth", vf(0), "0000:01:00.9")
+    sandbox, pod = node.pod("third", vf(0), "0000:01:00.9")
     with pytest.raises(AttachRefused) as refused:
         await node.attachments.begin(sandbox)
     assert str(refused.value) == (
         "nodeagent attach: ipam: 0000:01:00.9 as rail1: rail 1: stand-in: failed to allocate for range 0: no IP "
         "addresses available in 10.101.0.0/30"
     )
-    assert {key[0] for key in held(node)} == {"sandbox-first", "sandbox-second"}
+    assert {key[0] for key in node.plugin.addresses()} == {"sandbox-first", "sandbox-second"}
     assert links(pod) == {}
     assert node.attachments.counts.failures == {"ipam": 1}
 
 
 @real
-async def test_a_move_that_fails_gives_the_addresses_back(node: AttachedNode) -> None:
+async def test_a_move_that_fails_gives_the_addresses_back(node: Node) -> None:
     sandbox, pod = node.pod("trainer", vf(0), vf(1))
     pod.ip("link add rail1 type veth peer name other")
     with pytest.raises(AttachRefused, match="File exists"):
         await node.attachments.begin(sandbox)
-    assert (held(node), kept(node), node.on_host()) == ({}, set(), node.all_host_names())
+    assert (node.plugin.addresses(), kept(node), node.on_host()) == ({}, set(), node.all_host_names())
     pod.ip("link del rail1")
     await node.attachments.look()
     assert node.starts(vf(0), vf(1))
-    assert len(held(node)) == 2
+    assert len(node.plugin.addresses()) == 2
 
 
 @real
-@pytest.mark.parametrize("fault", ["error", "late", "garbage"])
-async def test_an_add_that_fails_is_deleted(node: AttachedNode, fault: str) -> None:
+@pytest.mark.parametrize("fault", ["error", "lateerror", "hang", "latehang"])
+async def test_an_add_that_fails_is_deleted(node: Node, fault: str) -> None:
     sandbox, pod = node.pod("trainer", vf(0))
-    fails(node, ADD=fault)
-    with pytest.raises(AttachRefused, match="rail 0: stand-in"):
+    node.plugin.faults = {"ADD": fault}
+    with pytest.raises(AttachRefused, match="0000:00:00.2 as rail0: rail 0: stand-in"):
         await node.attachments.begin(sandbox)
-    assert (held(node), kept(node)) == ({}, set())
-    fails(node)
+    assert (node.plugin.addresses(), kept(node)) == ({}, set())
+    node.plugin.faults = {}
     await node.attachments.look()
     assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
 
 
 @real
-@pytest.mark.parametrize("fault", ["hang", "latehang"])
-async def test_an_add_that_hangs_is_deleted_before_the_next_one(node: AttachedNode, fault: str) -> None:
-    """A DEL of the stand-in may hang too, on a busy machine."""
-    sandbox, pod = node.pod("trainer", vf(0))
-    node.plugin_s = 2.0
-    fails(node, ADD=fault)
-    with pytest.raises(AttachRefused, match="rail 0: .*stand-in did not answer within 2 s"):
-        await node.restarted().begin(sandbox)
-    node.plugin_s = 30.0
-    fails(node)
+async def test_what_a_hanging_plugin_was_asked_for_is_deleted_before_it_is_asked_again(node: Node) -> None:
+    sandbox, pod = node.pod("trainer", vf(0), vf(1))
+    node.plugin.faults = {"ADD": "latehang", "DEL": "hang"}
+    with pytest.raises(AttachRefused, match="stand-in did not answer within 10 s"):
+        await node.attachments.begin(sandbox)
+    assert node.plugin.calls == ["ADD", "DEL"]
+    node.plugin.faults = {}
     await node.restarted().synchronize((sandbox,))
-    assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
-    assert list(held(node)) == [("sandbox-trainer", "rail0")]
+    assert addresses(pod) == {"rail0": ["10.100.0.1/29"], "rail1": ["10.101.0.1/29"]}
+    assert node.plugin.calls == ["ADD", "DEL", "DEL", "ADD", "ADD", "GC", "GC"]
 
 
 @real
-async def test_an_address_that_is_not_taken_back_is_known_until_it_is(node: AttachedNode) -> None:
+async def test_a_program_gives_the_addresses(tmp_path: Path) -> None:
+    node, data = AttachedNode(tmp_path), tmp_path / "data"
+    data.mkdir()
+    ipam_plugin.install(tmp_path / "cni-bin")
+    assert node.plan is not None
+    ipam = {"type": "stand-in", "dataDir": str(data), "subnet": "10.{100+rail}.0.0/29"}
+    node.plan = replace(node.plan, vfs={vf(0): PlannedVf(0, 4200)}, ipam=ipam)
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
+    assert given(data) == {("nodeagent-rail0", "sandbox-trainer", "rail0"): ["10.100.0.1"]}
+    await node.attachments.end(sandbox)
+    assert given(data) == {}
+    node.close()
+
+
+@real
+async def test_an_address_that_is_not_taken_back_is_known_until_it_is(node: Node) -> None:
     sandbox, _ = node.pod("trainer", vf(0), vf(1))
     await node.attachments.begin(sandbox)
     await node.attachments.synchronize((sandbox,))
-    fails(node, DEL="error")
+    node.plugin.faults = {"DEL": "error"}
     await node.attachments.end(sandbox)
-    assert (len(held(node)), kept(node)) == (2, {"sandbox-trainer.json"})
+    assert (len(node.plugin.addresses()), kept(node)) == (2, {"sandbox-trainer.json"})
     node.ended(sandbox)
-    fails(node)
+    node.plugin.faults = {}
     await node.restarted().synchronize(())
-    assert (held(node), kept(node)) == ({}, set())
+    assert (node.plugin.addresses(), kept(node)) == ({}, set())
 
 
 @real
-async def test_the_addresses_of_a_pod_that_ended_unseen_are_given_back(node: AttachedNode) -> None:
+async def test_the_addresses_of_a_pod_that_ended_unseen_are_given_back(node: Node) -> None:
     """Its namespace died while nobody listened, and the machine may have started anew."""
     goes, pod = node.pod("goes", vf(0))
     stays, _ = node.pod("stays", vf(1))
@@ -390,48 +405,50 @@ async def test_the_addresses_of_a_pod_that_ended_unseen_are_given_back(node: Att
     pod.ip(f"link set rail0 netns {node.host.path}")
     node.ended(goes)
     await node.restarted().look()
-    assert len(held(node)) == 2  # the runtime has not told yet which sandboxes there are
+    assert len(node.plugin.addresses()) == 2  # the runtime has not told yet which sandboxes there are
     await node.attachments.synchronize((stays,))
-    assert held(node) == {("sandbox-stays", "rail1"): ["10.101.0.1"]}
+    assert node.plugin.addresses() == {("sandbox-stays", "rail1"): ["10.101.0.1"]}
 
 
 @real
-async def test_the_addresses_of_a_stopped_sandbox_stay_until_its_netdevs_have_left(node: AttachedNode) -> None:
+async def test_the_addresses_of_a_stopped_sandbox_stay_until_its_netdevs_have_left(node: Node) -> None:
     """The next pod would have the address beside it."""
     sandbox, pod = node.pod("trainer", vf(0))
     await node.attachments.begin(sandbox)
     node.released("trainer")
     stopped = replace(sandbox, network="")
     await node.restarted().synchronize((stopped,))
-    assert held(node) == {("sandbox-trainer", "rail0"): ["10.100.0.1"]}
+    assert node.plugin.addresses() == {("sandbox-trainer", "rail0"): ["10.100.0.1"]}
     pod.ip(f"link set rail0 netns {node.host.path}")
     await node.attachments.look()
-    assert held(node) == {}
+    assert node.plugin.addresses() == {}
 
 
 @real
-async def test_a_restart_asks_for_no_address_again(node: AttachedNode) -> None:
+async def test_a_restart_asks_for_no_address_again(node: Node) -> None:
     sandbox, pod = node.pod("trainer", vf(0))
     await node.attachments.begin(sandbox)
     await node.restarted().synchronize((sandbox,))
     await node.attachments.look()
     assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
-    assert [call[0] for call in calls(data(node))] == ["ADD", "GC"]
+    assert node.plugin.calls == ["ADD", "GC", "GC"]  # of each rail
 
 
 @real
-@pytest.mark.parametrize("half", ["address flush dev rail0", "link set rail0 down\nlink set rail0 name ens0v0"])
-async def test_a_half_attached_vf_has_the_same_address(node: AttachedNode, half: str) -> None:
+@pytest.mark.parametrize(
+    "half", ["address flush dev rail0", "link set rail0 down\nlink set rail0 name ens0v0"]
+)
+async def test_a_half_attached_vf_has_the_same_address(node: Node, half: str) -> None:
     sandbox, pod = node.pod("trainer", vf(0))
     await node.attachments.begin(sandbox)
     pod.ip(half)
     await node.restarted().synchronize((sandbox,))
     assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
-    assert "ADD" not in [call[0] for call in calls(data(node))][1:]
+    assert "ADD" not in node.plugin.calls[1:]
 
 
 @real
-async def test_a_vf_that_is_moved_again_keeps_its_address_if_the_plugin_has_kept_it(node: AttachedNode) -> None:
+async def test_a_vf_that_is_moved_again_keeps_its_address_if_the_plugin_has_kept_it(node: Node) -> None:
     """Its driver was loaded again under the pod."""
     first, _ = node.pod("first", vf(0, 1))
     sandbox, pod = node.pod("trainer", vf(0))
@@ -442,61 +459,61 @@ async def test_a_vf_that_is_moved_again_keeps_its_address_if_the_plugin_has_kept
     pod.ip(f"link set rail0 netns {node.host.path} name ens0v0")
     await node.attachments.look()
     assert addresses(pod) == {"rail0": ["10.100.0.2/29"]}
-    assert [call[0] for call in calls(data(node))] == ["ADD", "ADD", "DEL", "CHECK"]
+    assert node.plugin.calls == ["ADD", "ADD", "DEL", "CHECK"]
     pod.ip(f"link set rail0 netns {node.host.path} name ens0v0")
-    (data(node) / "nodeagent-rail0.network").write_text("{}")  # somebody has removed it
+    node.plugin.held.clear()  # somebody has removed it
     await node.attachments.look()
     assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
-    assert [call[0] for call in calls(data(node))][4:] == ["CHECK", "DEL", "ADD"]
+    assert node.plugin.calls[4:] == ["CHECK", "DEL", "ADD"]
 
 
 @real
-async def test_a_pod_on_the_hosts_network_gets_no_address(node: AttachedNode) -> None:
+async def test_a_pod_on_the_hosts_network_gets_no_address(node: Node) -> None:
     sandbox, _ = node.pod("trainer", vf(0))
     await node.attachments.begin(replace(sandbox, network="", on_host=True))
     assert node.starts(vf(0))
-    assert calls(data(node)) == []
+    assert node.plugin.calls == []
 
 
 @real
-async def test_a_vf_that_multus_has_moved_gets_no_address(node: AttachedNode) -> None:
+async def test_a_vf_that_multus_has_moved_gets_no_address(node: Node) -> None:
     sandbox, pod = node.pod("trainer", vf(0))
     node.host.ip(f"link set ens0v0 netns {pod.path}")
     pod.ip("link set ens0v0 name net1")
     await node.attachments.begin(sandbox)
     assert node.starts(vf(0))
-    assert calls(data(node)) == []
+    assert node.plugin.calls == []
 
 
 @real
-async def test_a_plugin_that_gives_an_address_twice_is_refused(node: AttachedNode) -> None:
+async def test_a_plugin_that_gives_an_address_twice_is_refused(node: Node) -> None:
     """Its store was deleted under a running pod."""
     first, _ = node.pod("first", vf(0))
     await node.attachments.begin(first)
-    (data(node) / "nodeagent-rail0.network").unlink()
+    node.plugin.held.clear()
     second, pod = node.pod("second", vf(0, 1))
     with pytest.raises(AttachRefused, match=r"stand-in gave 10\.100\.0\.1, which default/first has"):
         await node.attachments.begin(second)
-    assert (held(node), links(pod)) == ({}, {})
+    assert (node.plugin.addresses(), links(pod)) == ({}, {})
 
 
 @real
-async def test_an_address_that_another_nic_answers_for_is_given_back(node: AttachedNode) -> None:
+async def test_an_address_that_another_nic_answers_for_is_given_back(node: Node) -> None:
     far = await node.add_pf(0)
     node.far.ip(f"address add 10.100.0.1/16 dev {far}")
     sandbox, _ = node.pod("trainer", vf(0))
     with pytest.raises(AttachRefused, match=r"probe: 10\.100\.0\.1 is in use by the NIC"):
         await node.attachments.begin(sandbox)
-    assert (held(node), kept(node)) == ({}, set())
+    assert (node.plugin.addresses(), kept(node)) == ({}, set())
 
 
 @real
 async def test_another_section_is_for_the_next_pods_and_each_del_has_the_configuration_of_its_add(
-    node: AttachedNode,
+    node: Node,
 ) -> None:
     first, pod = node.pod("first", vf(0))
     await node.attachments.begin(first)
-    with_plugin(node, subnet="192.168.{rail}.0/29")
+    node.gives(subnet="192.168.{rail}.0/29")
     await node.restarted().synchronize((first,))
     second, other = node.pod("second", vf(0, 1))
     await node.attachments.begin(second)
@@ -506,11 +523,11 @@ async def test_another_section_is_for_the_next_pods_and_each_del_has_the_configu
     await node.restarted().synchronize((first, second))
     for sandbox in (first, second):
         await node.attachments.end(sandbox)
-    assert (held(node), kept(node)) == ({}, set())
+    assert (node.plugin.addresses(), kept(node)) == ({}, set())
 
 
 @real
-async def test_addresses_whose_file_is_lost_are_collected_and_those_of_pods_are_not(node: AttachedNode) -> None:
+async def test_addresses_whose_file_is_lost_are_collected_and_those_of_pods_are_not(node: Node) -> None:
     stays, _ = node.pod("stays", vf(0))
     goes, pod = node.pod("goes", vf(0, 1))
     for sandbox in (stays, goes):
@@ -520,32 +537,32 @@ async def test_addresses_whose_file_is_lost_are_collected_and_those_of_pods_are_
     pod.ip(f"link set rail0 netns {node.host.path}")
     node.ended(goes)
     await node.restarted().synchronize((stays,))
-    assert held(node) == {("sandbox-stays", "rail0"): ["10.100.0.1"]}
+    assert node.plugin.addresses() == {("sandbox-stays", "rail0"): ["10.100.0.1"]}
 
 
 @real
-async def test_a_plugin_without_collection_is_not_asked_for_it(node: AttachedNode) -> None:
-    with_plugin(node, versions=("1.0.0",))
+async def test_a_plugin_without_collection_is_not_asked_for_it(node: Node) -> None:
+    node.plugin.versions = ("1.0.0",)
     sandbox, _ = node.pod("trainer", vf(0))
     await node.attachments.begin(sandbox)
     await node.restarted().synchronize((sandbox,))
-    assert [call[0] for call in calls(data(node))] == ["ADD"]
+    assert node.plugin.calls == ["ADD"]
 
 
 @real
-async def test_a_file_of_addresses_that_cannot_be_read_concerns_one_sandbox(node: AttachedNode) -> None:
+async def test_a_file_of_addresses_that_cannot_be_read_concerns_one_sandbox(node: Node) -> None:
     first, _ = node.pod("first", vf(0))
     await node.attachments.begin(first)
     (node.folder / LEASES_FOLDER / "broken.json").write_text("{")
     await node.restarted().synchronize((first,))
     await node.attachments.end(first)
-    assert held(node) == {}
+    assert node.plugin.addresses() == {}
 
 
 @real
-async def test_ends_and_begins_of_plugins_at_a_time_lose_nothing(node: AttachedNode) -> None:
+async def test_ends_and_begins_of_plugins_at_a_time_lose_nothing(node: Node) -> None:
     pods = [node.pod(f"pod{rail}{index}", vf(rail, index)) for rail, index in node.vfs]
     await asyncio.gather(*(node.attachments.begin(sandbox) for sandbox, _ in pods))
-    assert len({one for of in held(node).values() for one in of}) == len(pods)
+    assert len({one for of in node.plugin.addresses().values() for one in of}) == len(pods)
     await asyncio.gather(*(node.attachments.end(sandbox) for sandbox, _ in pods), node.attachments.settle())
-    assert (held(node), kept(node)) == ({}, set())
+    assert (node.plugin.addresses(), kept(node)) == ({}, set())

@@ -76,8 +76,7 @@ class AttachedNode:
         self.unlisted: set[tuple[str, str]] = set()
         """Pods that the kubelet does not list yet."""
         self.asked = 0
-        self.plugin_s = 30.0
-        """The time limit of an IPAM plugin."""
+        self.plugins = CniPlugins(folder / "cni-bin", folder / PLUGIN_LOCK)
         self.at_list: Callable[[], object] = lambda: None
         """Called while the kubelet answers."""
         self.stamps = AttachStamps(folder)
@@ -123,7 +122,7 @@ class AttachedNode:
             AttachedSpec(self.folder / "cdi"),
             VfAllocations(self.folder),
             NodeNetdevs(HostNames(self.folder), device_of, self.host.path),
-            Leases(self.folder, CniPlugins(self.folder / "cni-bin", self.folder / PLUGIN_LOCK, self.plugin_s)),
+            Leases(self.folder, self.plugins),
         )
         return self.attachments
 

@@ -1,164 +1,93 @@
-"""An IPAM plugin of CNI that is as strict as those of the CNI project, for tests: a program of its own.
+"""A stand-in for an IPAM plugin of CNI, as strict as those of the CNI project: a program, or without its process.
 
-It gives the lowest free address of ``subnet``, and keeps what it gave in ``dataDir``, a file for each network. It
-refuses what ``skel.go`` and host-local refuse: a missing variable, a second ADD for one container and interface, a
-version that it does not know; and what the specification forbids the caller: a CHECK without ``prevResult``, a DEL with
-another configuration than the ADD. Tests tell it in ``dataDir/faults`` how a command is to fail: ``error``, ``hang``,
-``flood``, ``garbage``, ``late`` (an error after the address was given), ``latehang``.
+It gives the lowest free address of ``subnet``. It refuses a missing variable, a second ADD for one container and
+interface, a version that it does not know, a CHECK without ``prevResult`` and a DEL with another configuration than that
+of the ADD.
 """
 
 from __future__ import annotations
 
-import fcntl
-import ipaddress
 import json
-import os
-import re
 import stat
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from nodeagent.attach.cni_plugin import Attachment, CniError, CniPlugins, cni_variables
+from tests.support import ipam_program
 
 VERSIONS = ("0.4.0", "1.0.0", "1.1.0")
 
 
 def install(folder: Path, name: str = "stand-in", versions: tuple[str, ...] = VERSIONS) -> None:
-    """Put the plugin into a folder of CNI plugins."""
+    """Put the program into a folder of CNI plugins. It keeps what it has given in its ``dataDir``, where the file
+    ``faults`` says how commands are to fail: ``error``, ``silent``, ``hang``, ``flood``, ``garbage``."""
     folder.mkdir(parents=True, exist_ok=True)
+    program = Path(ipam_program.__file__)
     path = folder / name
-    call = (
-        f"#!{sys.executable} -SE\nimport sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
-        f"import ipam_plugin\nipam_plugin.main({versions!r})\n"
+    path.write_text(
+        f"#!{sys.executable} -SE\nimport sys\nsys.path.append({str(program.parent)!r})\n"
+        f"import {program.stem}\n{program.stem}.main({versions!r})\n"
     )
-    path.write_text(call)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 def given(data: Path) -> dict[tuple[str, str, str], list[str]]:
-    """The addresses that are given: by network, container and interface."""
+    """The addresses that the program has given: by network, container and interface."""
     return {
-        (store.stem, *key.split(" ", 1)): value["addresses"]  # type: ignore[misc]
+        (store.stem, container, interface): value["addresses"]
         for store in data.glob("*.network")
         for key, value in json.loads(store.read_text() or "{}").items()
+        for container, interface in (key.split(" "),)
     }
 
 
-def calls(data: Path) -> list[list[str]]:
-    """Command, container and interface of each call."""
-    log = data / "calls"
-    return [line.split(" ") for line in log.read_text().splitlines()] if log.exists() else []
+class PluginInProcess(CniPlugins):
+    """The stand-in without a process. ``held`` are the addresses that it has given, by network and
+    ``CONTAINER INTERFACE``; they outlive the caller. ``faults`` says how a command is to fail: ``error``, ``hang``, or
+    with ``late`` before it, after it was carried out. ``calls`` are the commands so far."""
 
+    def __init__(self, versions: tuple[str, ...] = VERSIONS) -> None:
+        super().__init__(Path("/nowhere"), Path("/nowhere/lock"))
+        self.versions = versions
+        self.held: dict[str, ipam_program.Held] = {}
+        self.faults: dict[str, str] = {}
+        self.calls: list[str] = []
 
-class _Refused(Exception):
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    def addresses(self) -> dict[tuple[str, str], list[str]]:
+        """By container and interface."""
+        return {
+            (container, interface): value["addresses"]
+            for held in self.held.values()
+            for key, value in held.items()
+            for container, interface in (key.split(" "),)
+        }
 
+    def _supported(self, plugin: str) -> tuple[str, ...]:
+        return self.versions
 
-def main(versions: tuple[str, ...]) -> None:
-    try:
-        answer = _answer(os.environ.get("CNI_COMMAND", ""), versions)
-    except _Refused as refused:
-        print(json.dumps({"cniVersion": "1.0.0", "code": refused.code, "msg": str(refused)}))
-        sys.exit(1)
-    if answer is not None:
-        print(json.dumps(answer))
+    def _call(
+        self, plugin: str, command: str, configuration: Mapping[str, Any], attachment: Attachment | None
+    ) -> bytes:
+        self.calls.append(command)
+        config = json.loads(json.dumps(configuration))
+        variables = {"CNI_PATH": "/nowhere"}
+        variables |= {} if attachment is None else cni_variables(plugin, attachment)
+        key = "" if attachment is None else f"{attachment.container} {attachment.interface}"
+        fault = self.faults.get(command, "")
+        self._fail(plugin, fault)
+        try:
+            ipam_program.refuse(command, variables, config, self.versions)
+            answer = ipam_program.do(command, config, self.held.setdefault(config["name"], {}), key)
+        except ipam_program.Refused as refused:
+            raise CniError(f"{plugin}: {refused}") from refused
+        self._fail(plugin, fault.removeprefix("late"))
+        return b"" if answer is None else json.dumps(answer).encode()
 
-
-def _answer(command: str, versions: tuple[str, ...]) -> dict[str, Any] | None:
-    if command == "VERSION":
-        return {"cniVersion": versions[-1], "supportedVersions": versions}
-    if command not in ("ADD", "CHECK", "DEL", "GC"):
-        raise _Refused(4, f"unknown CNI_COMMAND: {command}")
-    needed = ["CNI_PATH"] if command == "GC" else ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"]
-    needed += ["CNI_NETNS"] if command in ("ADD", "CHECK") else []
-    if missing := [name for name in needed if not os.environ.get(name)]:
-        raise _Refused(4, f"required env variables [{','.join(missing)}] missing")
-    if set(os.environ) - {*needed, "CNI_NETNS", "CNI_COMMAND", "CNI_ARGS", "PATH", "LC_CTYPE"}:
-        raise _Refused(4, f"unexpected variables: {sorted(os.environ)}")
-    container, interface = os.environ.get("CNI_CONTAINERID", ""), os.environ.get("CNI_IFNAME", "")
-    if command != "GC":
-        if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*", container):
-            raise _Refused(4, "invalid characters in containerID")
-        if not interface or len(interface) > 15 or re.search(r"[/:\s]", interface):
-            raise _Refused(4, "interface name is invalid")
-        arguments = dict(one.split("=") for one in os.environ["CNI_ARGS"].split(";"))
-        if not arguments.get("K8S_POD_NAME") or not arguments.get("K8S_POD_NAMESPACE"):
-            raise _Refused(7, "no pod in CNI_ARGS")
-        if os.environ.get("CNI_NETNS") and not Path(os.environ["CNI_NETNS"]).exists():
-            raise _Refused(999, f"no network namespace {os.environ['CNI_NETNS']}")
-    config = json.load(sys.stdin)
-    if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*", config.get("name", "")) or not config.get("type"):
-        raise _Refused(7, "missing network name")
-    if config.get("cniVersion") not in versions:
-        raise _Refused(1, "incompatible CNI versions")
-    if command == "GC" and config["cniVersion"] != "1.1.0":
-        raise _Refused(1, "config version does not allow GC")
-    ipam = config["ipam"]
-    data = Path(ipam["dataDir"])
-    data.mkdir(parents=True, exist_ok=True)
-    fault = json.loads(faults.read_text()).get(command, "") if (faults := data / "faults").exists() else ""
-    with (data / "calls").open("a") as log:
-        log.write(f"{command} {container} {interface}\n")
-    _fail(fault)
-    with (data / f"{config['name']}.network").open("a+") as store:
-        fcntl.flock(store, fcntl.LOCK_EX)
-        store.seek(0)
-        held = json.loads(store.read() or "{}")
-        answer = _do(command, config, held, f"{container} {interface}")
-        store.seek(0)
-        store.truncate()
-        store.write(json.dumps(held))
-    if fault.startswith("late"):
-        _fail(fault.removeprefix("late") or "error")
-    return answer
-
-
-def _do(command: str, config: dict[str, Any], held: dict[str, Any], key: str) -> dict[str, Any] | None:
-    ipam, previous = config["ipam"], config.pop("prevResult", None)
-    valid = config.pop("cni.dev/valid-attachments", None)
-    if command == "ADD":
-        if key in held:
-            raise _Refused(999, f"{key} has an address, duplicate allocation is not allowed")
-        subnet = ipaddress.ip_network(ipam["subnet"])
-        taken = {address for one in held.values() for address in one["addresses"]} | {ipam.get("gateway")}
-        free = next((one for one in map(str, subnet.hosts()) if one not in taken), None)
-        if free is None:
-            raise _Refused(999, f"failed to allocate for range 0: no IP addresses available in {subnet}")
-        held[key] = {"addresses": [free], "config": config}
-        address = {"address": f"{free}/{subnet.prefixlen}"}
-        if ipam.get("gateway"):
-            address["gateway"] = ipam["gateway"]
-        return {"cniVersion": config["cniVersion"], "ips": [address], "routes": ipam.get("routes", []), "dns": {}}
-    if command == "CHECK":
-        if previous is None:
-            raise _Refused(7, "required prevResult missing")
-        if key not in held:
-            raise _Refused(999, f"failed to find address added by container {key}")
-    elif command == "DEL":
-        if key in held and held[key]["config"] != config:
-            raise _Refused(7, f"the configuration is not that of the ADD: {config}")
-        held.pop(key, None)
-    else:
-        if valid is None:
-            raise _Refused(7, "no cni.dev/valid-attachments")
-        kept = {f"{one['containerID']} {one['ifname']}" for one in valid}
-        for lost in held.keys() - kept:
-            del held[lost]
-    return None
-
-
-def _fail(fault: str) -> None:
-    if fault == "error":
-        raise _Refused(11, "try again\nlater")
-    if fault == "hang":
-        time.sleep(3600)
-    if fault == "flood":
-        sys.stdout.write("x" * 10_000_000)
-        sys.stdout.flush()
-    if fault == "garbage":
-        print("no JSON")
-        sys.exit(0)
-    if fault == "silent":
-        sys.exit(3)
+    @staticmethod
+    def _fail(plugin: str, fault: str) -> None:
+        if fault == "error":
+            raise CniError(f"{plugin}: try again later")
+        if fault == "hang":
+            raise CniError(f"{plugin} did not answer within 10 s", hangs=True)
