@@ -7,14 +7,13 @@ import fcntl
 import json
 import subprocess
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.cni_plugin import (
     ANSWER_MAX,
     Attachment,
@@ -26,11 +25,8 @@ from nodeagent.attach.cni_plugin import (
 from nodeagent.attach.leases import LEASES_FOLDER
 from nodeagent.attach.nri_plugin import AttachRefused
 from nodeagent.attach.pod_plan import PlannedVf, PodRoute
-from nodeagent.attach.vf_plan import attach_plan
-from nodeagent.commands.scan.listing import pod_plan_table
-from nodeagent.facts.model import Snapshot
 from tests.support import ipam_plugin
-from tests.support.attached_pods import AttachedNode, addresses, links, pf, rules, vf
+from tests.support.attached_pods import AttachedNode, addresses, links, rules, vf
 from tests.support.ipam_plugin import PluginInProcess, given
 from tests.support.namespaces import Netns
 from tests.support.waiting import until
