@@ -79,9 +79,9 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
     ipam: Annotated[
         _Ipam | None,
         setting(
-            "The section `ipam` of a CNI configuration, in place of `addresses`: the plugin that its `type` names, such "
-            "as host-local, whereabouts or nv-ipam, gives the addresses, routes and gateways of VFs in pods. {rail}, "
-            "{rail+N} and {N+rail} may stand in its texts, and must in one. Needs components/attach-ipam on the node."
+            "The section `ipam` of a CNI configuration, in place of `addresses`: the plugin that its `type` names, "
+            "such as host-local, whereabouts or nv-ipam, gives the addresses and routes of VFs in pods. {rail} may "
+            "stand in its texts, as in `addresses`, and must in one. Needs components/attach-ipam on the node."
         ),
     ] = None
     numbers: Annotated[

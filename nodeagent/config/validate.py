@@ -28,6 +28,8 @@ _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 _SCIENTIFIC = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?")
 _DIGITS_MAX = 15  # any more are not exact in JSON, and no setting is so large
 
+_EXACT_DIGITS_MAX = 18  # of a whole number in 64 bits
+
 
 class _Invalid:
     """Stands for a value that does not fit its setting."""
@@ -223,7 +225,7 @@ def _plain(node: YamlNode) -> Any:
     text = node.value
     if _is_null(node):
         return None
-    if node.quoted or len(text) > _DIGITS_MAX:
+    if node.quoted or len(text) > _EXACT_DIGITS_MAX:
         return text
     if text in ("true", "false"):
         return text == "true"
