@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Collection, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
@@ -113,6 +114,29 @@ class Netdevs:
                 self._kill.step()
 
 
+class Trouble(NamedTuple):
+    """``faults`` of the plugin, whether namespaces can be entered, and after how many steps the process is killed."""
+
+    faults: tuple[tuple[str, str], ...] = ()
+    refuses: bool = False
+    kill: int = 0
+
+
+NONE = Trouble()
+_FAULTS = st.tuples(
+    st.sampled_from(["ADD", "DEL", "CHECK", "GC"]),
+    st.sampled_from(["error", "hang", "lateerror", "latehang"]),
+)
+TROUBLES = st.one_of(
+    st.just(NONE),
+    st.just(NONE),
+    st.builds(Trouble, faults=st.lists(_FAULTS, min_size=1, max_size=3).map(tuple)),
+    st.builds(Trouble, kill=st.integers(1, 12)),
+    st.builds(Trouble, refuses=st.just(True), faults=st.lists(_FAULTS, max_size=1).map(tuple)),
+)
+OFTEN = st.sampled_from([True, True, True, False])
+
+
 class AddressesOfPods(RuleBasedStateMachine):
     """A kubelet, a runtime, a plugin that fails, and `nodeagent attach`, which is killed."""
 
@@ -126,15 +150,19 @@ class AddressesOfPods(RuleBasedStateMachine):
         self.pods: dict[str, tuple[str, ...]] = {}
         """The VFs of the pods that the kubelet lists."""
         self.sandboxes: dict[str, Sandbox] = {}
+        self.stopped: dict[str, Sandbox] = {}
+        """Those whose containers have ended, and whose namespace is still there."""
         self.number = 0
         ipam = {"type": "stand-in", "subnet": "10.{100+rail}.0.0/29"}
         self.plan = AttachPlan("rail{rail}", {vf: PlannedVf(rail) for vf, rail in VFS.items()}, ipam=ipam)
         self.start_anew()
 
     def teardown(self) -> None:
-        self.settle()
-        self.loop.close()
-        shutil.rmtree(self.folder)
+        try:
+            self.settle()
+        finally:
+            self.loop.close()
+            shutil.rmtree(self.folder)
 
     def start_anew(self) -> None:
         """Another process, to which the runtime has told nothing yet."""
@@ -155,22 +183,30 @@ class AddressesOfPods(RuleBasedStateMachine):
         )
         return KubeletList(frozenset(("default", pod) for pod in self.pods), tuple(holdings))
 
-    def run_to_end(self, work: Coroutine[Any, Any, None]) -> None:
+    def do(self, work: Coroutine[Any, Any, None], trouble: Trouble = NONE) -> None:
+        self.plugin.faults = dict(trouble.faults)
+        self.netdevs.refuses = trouble.refuses
+        self.kill.after = trouble.kill
         try:
             self.loop.run_until_complete(work)
         except AttachRefused:
             pass
         except Killed:
             self.start_anew()
+        self.kill.after = 0
 
     # --- what happens ---
 
+    @initialize(trouble=TROUBLES)
+    def the_runtime_connects(self, trouble: Trouble) -> None:
+        self.the_runtime_tells_of_all(trouble)
+
     @precondition(lambda self: len(self.sandboxes) < 4)
-    @rule(data=st.data(), heard=st.booleans())
-    def a_pod_begins(self, data: st.DataObject, heard: bool) -> None:  # noqa: FBT001 - hypothesis passes names
+    @rule(data=st.data(), heard=OFTEN, trouble=TROUBLES)
+    def a_pod_begins(self, data: st.DataObject, heard: bool, trouble: Trouble) -> None:
         held = {vf for vfs in self.pods.values() for vf in vfs}
         free = sorted(VFS.keys() - held)
-        vfs = tuple(data.draw(st.lists(st.sampled_from(free), unique=True)) if free else ())
+        vfs = tuple(data.draw(st.lists(st.sampled_from(free), unique=True, min_size=1)) if free else ())
         self.number += 1
         pod = f"pod{self.number}"
         names = tuple(f"nodeagent.io/attached={vf}" for vf in vfs)
@@ -181,7 +217,7 @@ class AddressesOfPods(RuleBasedStateMachine):
         sandbox = Sandbox(f"sandbox-{pod}", "default", pod, f"uid-{pod}", str(network))
         self.sandboxes[pod] = sandbox
         if heard and self.connected:
-            self.run_to_end(self.attachments.begin(sandbox))
+            self.do(self.attachments.begin(sandbox), trouble)
 
     @precondition(lambda self: self.sandboxes)
     @rule(data=st.data())
@@ -190,13 +226,25 @@ class AddressesOfPods(RuleBasedStateMachine):
         self.pods.pop(data.draw(st.sampled_from(sorted(self.sandboxes))), None)
 
     @precondition(lambda self: self.sandboxes)
-    @rule(data=st.data(), heard=st.booleans())
-    def a_pod_ends(self, data: st.DataObject, heard: bool) -> None:  # noqa: FBT001
+    @rule(data=st.data(), heard=OFTEN, trouble=TROUBLES, network_stays=st.booleans())
+    def a_pod_ends(self, data: st.DataObject, heard: bool, trouble: Trouble, network_stays: bool) -> None:
         pod = data.draw(st.sampled_from(sorted(self.sandboxes)))
         sandbox = self.sandboxes.pop(pod)
         self.pods.pop(pod, None)
         if heard and self.connected:
-            self.run_to_end(self.attachments.end(sandbox))
+            self.do(self.attachments.end(sandbox), trouble)
+        if not network_stays:
+            self.the_kernel_removes(sandbox)
+        else:
+            self.stopped[pod] = sandbox
+
+    @precondition(lambda self: self.stopped)
+    @rule(data=st.data())
+    def a_namespace_dies(self, data: st.DataObject) -> None:
+        """Its sandbox was stopped before, and the runtime lists it still."""
+        self.the_kernel_removes(self.stopped.pop(data.draw(st.sampled_from(sorted(self.stopped)))))
+
+    def the_kernel_removes(self, sandbox: Sandbox) -> None:
         Path(sandbox.network).unlink()
         for vf, place in self.netdevs.place.items():
             if place == sandbox.network:
@@ -206,46 +254,29 @@ class AddressesOfPods(RuleBasedStateMachine):
     def a_driver_is_loaded_again(self, vf: str) -> None:
         self.netdevs.leaves(vf)
 
-    @rule(
-        command=st.sampled_from(["ADD", "DEL", "CHECK", "GC"]),
-        fault=st.sampled_from(["error", "hang", "lateerror", "latehang"]),
-    )
-    def the_plugin_fails(self, command: str, fault: str) -> None:
-        self.plugin.faults[command] = fault
-
-    @rule()
-    def the_plugin_works(self) -> None:
-        self.plugin.faults.clear()
-
-    @rule(refuses=st.booleans())
-    def namespaces_fail(self, refuses: bool) -> None:  # noqa: FBT001
-        self.netdevs.refuses = refuses
-
-    @rule(steps=st.integers(1, 12))
-    def a_kill_comes(self, steps: int) -> None:
-        self.kill.after = steps
-
-    @rule()
-    def it_is_killed_now(self) -> None:
+    @rule(trouble=TROUBLES)
+    def it_is_killed_and_looks(self, trouble: Trouble) -> None:
+        """The runtime has told nothing yet."""
         self.start_anew()
+        self.do(self.attachments.look(), trouble)
 
-    @rule()
-    def the_runtime_tells_of_all(self) -> None:
+    @rule(trouble=TROUBLES)
+    def the_runtime_tells_of_all(self, trouble: Trouble) -> None:
         self.connected = True
-        self.run_to_end(self.attachments.synchronize(tuple(self.sandboxes.values())))
+        stopped = (replace(sandbox, network="") for sandbox in self.stopped.values())
+        self.do(self.attachments.synchronize((*self.sandboxes.values(), *stopped)), trouble)
 
-    @rule()
-    def it_looks(self) -> None:
-        self.run_to_end(self.attachments.look())
+    @rule(trouble=TROUBLES)
+    def it_looks(self, trouble: Trouble) -> None:
+        self.do(self.attachments.look(), trouble)
 
     @rule()
     def settle(self) -> None:
         """Nothing fails any more: each address is that of a VF in a pod, and each VF has one."""
-        self.kill.after = 0
-        self.plugin.faults.clear()
-        self.netdevs.refuses = False
-        self.the_runtime_tells_of_all()
-        self.run_to_end(self.attachments.look())
+        for pod in tuple(self.stopped):
+            self.the_kernel_removes(self.stopped.pop(pod))
+        self.the_runtime_tells_of_all(NONE)
+        self.do(self.attachments.look())
         assert self.attachments.waiting == ()
         wanted = {vf for pod, vfs in self.pods.items() if pod in self.sandboxes for vf in vfs}
         assert {vf for vf, place in self.netdevs.place.items() if place != HOST} >= wanted
