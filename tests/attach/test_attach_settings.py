@@ -80,7 +80,8 @@ def test_a_section_of_an_ipam_plugin_is_read_as_its_json() -> None:
     "type": "host-local",
     "ranges": [[{"subnet": "10.{100+rail}.0.0/16", "rangeStart": "10.{100+rail}.7.1"}]],
     "routes": [{"dst": "10.0.0.0/8", "mtu": 9000}],
-    "flag": true, "nothing": null, "part": 0.5, "text": "true", "digits": "7", "id": 123456789012345678, "long": 1234567890123456789
+    "flag": true, "nothing": null, "part": 0.5, "text": "true", "digits": "7", "id": 123456789012345678,
+    "long": 1234567890123456789
   }
 """
     read = load(f"{HEAD}attach:{text}", name="f")

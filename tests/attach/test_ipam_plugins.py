@@ -77,7 +77,7 @@ def test_an_address_is_given_kept_and_taken_back(plugin: Plugin) -> None:
     result = plugin.plugins.add(configuration, plugin.attachment)
     assert given_addresses("stand-in", result) == GivenAddresses((IPv4Interface("10.9.0.1/30"),))
     plugin.plugins.check(configuration, plugin.attachment, result)
-    with pytest.raises(CniError, match="stand-in: .* duplicate allocation is not allowed"):
+    with pytest.raises(CniError, match=r"stand-in: .* duplicate allocation is not allowed"):
         plugin.plugins.add(configuration, plugin.attachment)
     for _ in range(2):
         plugin.plugins.delete(configuration, plugin.attachment._replace(network=""), result)
@@ -339,7 +339,7 @@ async def test_a_move_that_fails_gives_the_addresses_back(node: Node) -> None:
 async def test_an_add_that_fails_is_deleted(node: Node, fault: str) -> None:
     sandbox, pod = node.pod("trainer", vf(0))
     node.plugin.faults = {"ADD": fault}
-    with pytest.raises(AttachRefused, match="0000:00:00.2 as rail0: rail 0: stand-in"):
+    with pytest.raises(AttachRefused, match=r"0000:00:00\.2 as rail0: rail 0: stand-in"):
         await node.attachments.begin(sandbox)
     assert (node.plugin.addresses(), kept(node)) == ({}, set())
     node.plugin.faults = {}
