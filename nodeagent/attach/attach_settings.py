@@ -81,8 +81,8 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         setting(
             "The section `ipam` of a CNI configuration, in place of `addresses`: the plugin that its `type` names, "
             "such as host-local, whereabouts or nv-ipam, gives the addresses and routes of VFs in pods. {rail} may "
-            "stand in its texts, as in `addresses`, and must in one. Needs the plugin's folders in the pod of `nodeagent "
-            "attach`."
+            "stand in its texts, as in `addresses`, and must in one. Needs the folders of the plugin in the pod of "
+            "`nodeagent attach`."
         ),
     ] = None
     numbers: Annotated[

@@ -1,8 +1,8 @@
 """A stand-in for an IPAM plugin of CNI, as strict as those of the CNI project: a program, or without its process.
 
 It gives the lowest free address of ``subnet``. It refuses a missing variable, a second ADD for one container and
-interface, a version that it does not know, a CHECK without ``prevResult`` and a DEL with another configuration than that
-of the ADD.
+interface, a version that it does not know, a CHECK without ``prevResult`` and a DEL with another configuration than
+that of the ADD.
 """
 
 from __future__ import annotations
