@@ -295,7 +295,9 @@ async def test_marks_and_evictions_need_exactly_the_rights_of_their_overlays() -
         await agent_at_work(server, marks=True)
         assert not [seen for seen in server.requests if seen.status == 403]
         asked = {granted(seen) for seen in server.requests}
-    assert asked | {CREATE} == set(allowed(manifests, AGENT)), "both components have the rights for the own Node"
+    assert asked | {CREATE} == set(allowed(manifests, AGENT)), (
+        "both components have the rights for the own Node"
+    )
 
 
 AGENT_GRANTS = [
