@@ -622,6 +622,7 @@ class Guest:
 
         for name in names:
             await until(name, "Healthy")
+        await self.kubelet.until(lambda: bool(healths(f"{PREFIX}/guest")), PATIENCE_S)
         found["offered"] = {name: healths(name) for name in (*names, f"{PREFIX}/guest")}
 
         # A CNI plugin sets the netdev of a pod's NIC down and moves it.
@@ -660,6 +661,8 @@ class Guest:
         again, _, _ = await self.admit("next", names[0], 1)
         self.kubelet.remove(again)
         await self.up(pf)
+        await self.until_scan(lambda functions: functions[pf]["health"]["state"] == "healthy")
+        await until(names[0], "Healthy")
 
         await self.qmp.ask("set_link", name="pf1", up=False)
         await until(names[1], "Unhealthy")
