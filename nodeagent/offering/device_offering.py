@@ -23,6 +23,7 @@ from nodeagent.kinds.rail_numbers import Rails
 from nodeagent.kinds.resource_settings import (
     memory_entries,
 )
+from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
@@ -265,11 +266,13 @@ class DeviceOffering:
 
     def _drop_removed(self, snapshot: Snapshot) -> bool:
         """Whether removed devices may leave the lists from now on."""
-        gone = self._removed.take(snapshot, time.monotonic())
+        whole = (pf for kind in self.offered if isinstance(kind, VfPool) and kind.whole for pf in kind.pfs)
+        gone = self._removed.take(snapshot, time.monotonic(), whole)
         if gone:
             names = ",".join(sorted(gone))
             log.info("Removed devices leave the device lists: no pod holds them. devices=%s", names)
-            self._forget_nics(gone)
+            here = {function.pci_address for function in snapshot.functions if not function.missing}
+            self._forget_nics(gone - here)
         return bool(gone)
 
     def _settle(self, candidates: list[DeviceKind], withheld: list[Withheld], snapshot: Snapshot) -> None:
