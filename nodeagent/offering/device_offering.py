@@ -23,7 +23,6 @@ from nodeagent.kinds.rail_numbers import Rails
 from nodeagent.kinds.resource_settings import (
     memory_entries,
 )
-from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
@@ -266,7 +265,7 @@ class DeviceOffering:
 
     def _drop_removed(self, snapshot: Snapshot) -> bool:
         """Whether removed devices may leave the lists from now on."""
-        whole = (pf for kind in self.offered if isinstance(kind, VfPool) and kind.whole for pf in kind.pfs)
+        whole = (pf for kind in self.offered for pf in kind.whole_nics)
         gone = self._removed.take(snapshot, time.monotonic(), whole)
         if gone:
             names = ",".join(sorted(gone))
