@@ -80,9 +80,8 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         _Ipam | None,
         setting(
             "The section `ipam` of a CNI configuration, in place of `addresses`: the plugin that its `type` names, "
-            "such as host-local, whereabouts or nv-ipam, gives the addresses and routes of VFs in pods. {rail} may "
-            "stand in its texts, as in `addresses`, and must in one. Needs the folders of the plugin in the pod of "
-            "`nodeagent attach`."
+            "such as host-local or nv-ipam, gives the addresses and routes of VFs in pods. {rail} may stand in its "
+            "texts, as in `addresses`, and must in one. Needs components/attach-ipam on the node."
         ),
     ] = None
     numbers: Annotated[

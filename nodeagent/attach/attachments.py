@@ -132,8 +132,6 @@ class Attachments:
         """The kubelet has not said yet what the sandboxes hold."""
         self._told = False
         """The runtime has told of all sandboxes: one that is not known has ended."""
-        self._collected = False
-        """IPAM plugins have been asked for addresses that are lost."""
         self.counts = AttachCounts()
         self._listed: tuple[int, _Known] | None = None
         """The state at the kubelet's last list, if the last allocation, whose time stands first, was long before it.
@@ -246,8 +244,6 @@ class Attachments:
                     self._unsettled.pop(one.id, None)
         await self._calls.run(self._write)
         await self._calls.run(self._tidy, plan)
-        if not self._in_doubt:
-            await self._calls.run(self._collect, plan)
 
     def _lacks(self, sandboxes: Iterable[Sandbox], reason: str) -> None:
         for one in sandboxes:
@@ -385,7 +381,7 @@ class Attachments:
             }
         before = self._netdevs.inside(sandbox.network).keys()
         self._fetch(missing - before, sandbox, plan)
-        links, new = self._leases.lend(sandbox, links, before, plan.ipam)
+        links, new = self._leases.lend(sandbox, links, before, plan.ipam, plan.taken)
         try:
             present = self._netdevs.attach(sandbox.network, links)
         except (AttachError, NetlinkError, OSError):
@@ -440,18 +436,6 @@ class Attachments:
             inside = self._netdevs.inside(of.network) if Path(of.network).exists() else {}
             if inside.keys().isdisjoint(lease.device for lease in of.leases):
                 self._leases.release(of.sandbox)
-
-    def _collect(self, plan: AttachPlan) -> None:
-        """Let IPAM plugins take back what nobody knows of, once for each process."""
-        if self._collected or plan.ipam is None or not self._told:
-            return
-        self._collected = True
-        present = [
-            (one.id, inside.name)
-            for one in tuple(self._sandboxes.values())
-            for inside in self._netdevs.inside(one.network).values()
-        ]
-        self._leases.collect(plan.ipam, (vf.rail for vf in plan.vfs.values()), present)
 
     def _keep(self, plan: AttachPlan, sandboxes: Iterable[Sandbox]) -> bool:
         """Keep those entries of an earlier process whose VFs are in the namespaces of these sandboxes. Return whether

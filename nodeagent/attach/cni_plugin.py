@@ -6,6 +6,8 @@ its standard input, the answer is JSON on its standard output; an error is an ex
 * A call ends after ``CALL_S`` or ``ANSWER_MAX`` bytes: the plugin is killed with all that it has started.
 * Each plugin inherits a lock. So one that outlives this process, because it was killed, ends before the next call.
 * A plugin gets no variable of this process.
+* ``GC`` is never called: it takes back all addresses of a network but those listed, and a plugin whose store is the
+  cluster's has those of other nodes there.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
@@ -35,8 +37,7 @@ CALL_S = 10.0
 """host-local answers within milliseconds, a plugin that asks the API server within seconds."""
 ANSWER_MAX = 256 * 1024
 """Bytes of the answer, and of what else the plugin prints."""
-GC_VERSION = "1.1.0"
-_VERSIONS = (GC_VERSION, "1.0.0")
+_VERSIONS = ("1.1.0", "1.0.0")
 _ADDRESSES_MAX, _ROUTES_MAX = 8, 64
 _MESSAGE_MAX = 300
 _AGAIN_S = 0.05
@@ -175,12 +176,6 @@ class CniPlugins:
         with_result = configuration if result is None else {**configuration, "prevResult": result}
         self._call(_plugin(configuration), "DEL", with_result, attachment)
 
-    def collect(self, configuration: Mapping[str, Any], valid: Iterable[tuple[str, str]]) -> None:
-        """Let the plugin take back all addresses of a network but those of ``valid``: containers and interfaces. Only
-        with ``cniVersion`` ``GC_VERSION``."""
-        listed = [{"containerID": container, "ifname": interface} for container, interface in valid]
-        self._call(_plugin(configuration), "GC", {**configuration, "cni.dev/valid-attachments": listed}, None)
-
     def _supported(self, plugin: str) -> tuple[str, ...]:
         try:
             found = (self._folder / plugin).stat()
@@ -188,7 +183,7 @@ class CniPlugins:
             raise CniError(f"{self._folder / plugin} cannot be run: {error.strerror}") from error
         key = (plugin, found.st_ino, found.st_size, found.st_mtime_ns)
         if key not in self._versions:
-            answer = self._call(plugin, "VERSION", {"cniVersion": GC_VERSION}, None)
+            answer = self._call(plugin, "VERSION", {"cniVersion": _VERSIONS[0]}, None)
             try:
                 self._versions[key] = tuple(msgspec.json.decode(answer, type=_Versions).supported)
             except ValueError as error:

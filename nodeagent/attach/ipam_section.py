@@ -23,8 +23,9 @@ _TYPE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 _UNFIT = {
     "dhcp": "asks in the pod's network namespace for a lease, where the netdev is only after it has an address",
     "static": "gives each pod the same addresses",
+    "whereabouts": "takes addresses back at night, under running pods, that Multus does not list in network-status",
 }
-"""Plugins of the CNI project that cannot give each VF an address of its own, and why."""
+"""Plugins that cannot give each VF an address of its own until its pod ends, and why."""
 
 
 def ipam_complaint(section: IpamSection) -> str | None:
@@ -33,7 +34,7 @@ def ipam_complaint(section: IpamSection) -> str | None:
     if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
         return "`type` must be the file name of an IPAM plugin, such as host-local"
     if (why := _UNFIT.get(kind)) is not None:
-        return f"type: {kind} {why}: use host-local, whereabouts or nv-ipam"
+        return f"type: {kind} {why}: use host-local or nv-ipam"
     if len(msgspec.json.encode(section)) > SECTION_MAX:
         return f"it is larger than {SECTION_MAX} bytes of JSON"
     has_rail = False

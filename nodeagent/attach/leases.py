@@ -11,9 +11,10 @@ is ``nodeagent-rail3`` for rail 3, so that nobody else gives addresses in it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -22,7 +23,6 @@ from msgspec.structs import replace
 
 from nodeagent.attach.attach_files import ATTACH_FOLDER
 from nodeagent.attach.cni_plugin import (
-    GC_VERSION,
     Attachment,
     CniError,
     CniPlugins,
@@ -96,11 +96,17 @@ class Leases:
         self._read: dict[str, SandboxLeases] | None = None
 
     def lend(
-        self, sandbox: Sandbox, links: Collection[PodLink], present: Collection[str], ipam: IpamSection | None
+        self,
+        sandbox: Sandbox,
+        links: Collection[PodLink],
+        present: Collection[str],
+        ipam: IpamSection | None,
+        taken: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[tuple[PodLink, ...], frozenset[str]]:
         """Return the netdevs of a pod with their addresses, and the VFs that have got them now. ``present`` are the VFs
         in the pod: these keep what they have. ``ipam`` is the pattern; ``None``: only what was given before counts.
-        Raises ``AttachError`` once all that it has got is taken back or known to be so later, and ``OSError``."""
+        ``taken`` are addresses that no VF may get, with their owners. Raises ``AttachError`` once all that it has got
+        is taken back or known to be so later, and ``OSError``."""
         known = {one.device: one for one in self._of(sandbox.id)}
         given: dict[str, GivenAddresses] = {}
         wanted: list[PodLink] = []
@@ -114,7 +120,7 @@ class Leases:
             self._take_back(sandbox.id, [link.device for link in wanted if link.device in known])
             if wanted:
                 assert ipam is not None
-                given |= self._ask(sandbox, wanted, ipam)
+                given |= self._ask(sandbox, wanted, ipam, taken)
         except CniError as error:
             raise AttachError(f"ipam: {error}", "ipam") from error
         new = frozenset(link.device for link in wanted)
@@ -137,21 +143,6 @@ class Leases:
         """Raises ``OSError``."""
         return tuple(self._all().values())
 
-    def collect(self, ipam: IpamSection, rails: Iterable[int], present: Iterable[tuple[str, str]]) -> None:
-        """Let plugins that can (CNI 1.1) take back the addresses of sandboxes that are not known any more, because the
-        files here were lost. ``present`` are sandboxes and the names of netdevs in them."""
-        valid = sorted(
-            {*present} | {(of.sandbox, lease.interface) for of in self.known for lease in of.leases}
-        )
-        for rail in sorted({*rails}):
-            try:
-                configuration = self._configuration(ipam, rail)
-                if configuration["cniVersion"] == GC_VERSION:
-                    self._plugins.collect(configuration, valid)
-            except CniError as error:
-                log.info("Lost addresses are not looked for. rail=%d reason=%r", rail, str(error))
-                return
-
     def _still(self, sandbox: Sandbox, lease: Lease, inside: bool) -> GivenAddresses | None:
         """What a VF has got before, if it still has it. One that is to move again, because its driver was loaded again
         or this process ended before the move, is asked for."""
@@ -167,7 +158,7 @@ class Leases:
             return None
 
     def _ask(
-        self, sandbox: Sandbox, links: Collection[PodLink], ipam: IpamSection
+        self, sandbox: Sandbox, links: Collection[PodLink], ipam: IpamSection, taken: Mapping[str, str]
     ) -> dict[str, GivenAddresses]:
         if not is_container_id(sandbox.id):
             raise CniError(f"the ID of the sandbox, {sandbox.id[:100]!r}, is none of CNI")
@@ -190,7 +181,7 @@ class Leases:
                 try:
                     result = self._plugins.add(lease.configuration, of.attachment(lease))
                     given[lease.device] = given_addresses(lease.plugin, result)
-                    self._refuse_doubles(sandbox.id, lease, given)
+                    self._refuse_doubles(sandbox.id, lease, given, taken)
                     answered.append(replace(lease, result=result))
                 except CniError as error:
                     raise CniError(
@@ -205,9 +196,16 @@ class Leases:
             raise
         return given
 
-    def _refuse_doubles(self, sandbox: str, lease: Lease, given: Mapping[str, GivenAddresses]) -> None:
-        """Raise ``CniError`` if another VF of this node has one of the addresses."""
+    def _refuse_doubles(
+        self, sandbox: str, lease: Lease, given: Mapping[str, GivenAddresses], taken: Mapping[str, str]
+    ) -> None:
+        """Raise ``CniError`` if one of the addresses is that of another VF of this node, or ``taken``."""
         mine = {address.ip for address in given[lease.device].addresses}
+        if owned := sorted(taken.keys() & set(map(str, mine))):
+            raise CniError(
+                f"{lease.plugin} gave {owned[0]}, the address of {taken[owned[0]]}: take it out of the range of "
+                "`attach.ipam`"
+            )
         if any(
             one != lease.device and not mine.isdisjoint(address.ip for address in of.addresses)
             for one, of in given.items()

@@ -124,7 +124,7 @@ class Trouble(NamedTuple):
 
 NONE = Trouble()
 _FAULTS = st.tuples(
-    st.sampled_from(["ADD", "DEL", "CHECK", "GC"]),
+    st.sampled_from(["ADD", "DEL", "CHECK"]),
     st.sampled_from(["error", "hang", "lateerror", "latehang"]),
 )
 TROUBLES = st.one_of(

@@ -86,14 +86,6 @@ def test_an_address_is_given_kept_and_taken_back(plugin: Plugin) -> None:
         plugin.plugins.check(configuration, plugin.attachment, result)
 
 
-def test_what_is_not_valid_is_collected(plugin: Plugin) -> None:
-    configuration = plugin.configuration()
-    for container in ("a", "b"):
-        plugin.plugins.add(configuration, plugin.attachment._replace(container=container))
-    plugin.plugins.collect(configuration, [("b", "rail0")])
-    assert [key[1] for key in given(plugin.data)] == ["b"]
-
-
 @pytest.mark.parametrize(
     ("versions", "chosen"),
     [(("0.4.0", "1.0.0"), "1.0.0"), (("1.1.0",), "1.1.0"), (("1.0.0", "1.1.0", "1.2.0"), "1.1.0")],
@@ -357,7 +349,7 @@ async def test_what_a_hanging_plugin_was_asked_for_is_deleted_before_it_is_asked
     node.plugin.faults = {}
     await node.restarted().synchronize((sandbox,))
     assert addresses(pod) == {"rail0": ["10.100.0.1/29"], "rail1": ["10.101.0.1/29"]}
-    assert node.plugin.calls == ["ADD", "DEL", "DEL", "ADD", "ADD", "GC", "GC"]
+    assert node.plugin.calls == ["ADD", "DEL", "DEL", "ADD", "ADD"]
 
 
 @real
@@ -427,7 +419,7 @@ async def test_a_restart_asks_for_no_address_again(node: Node) -> None:
     await node.restarted().synchronize((sandbox,))
     await node.attachments.look()
     assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
-    assert node.plugin.calls == ["ADD", "GC", "GC"]  # of each rail
+    assert node.plugin.calls == ["ADD"]
 
 
 @real
@@ -523,26 +515,33 @@ async def test_another_section_is_for_the_next_pods_and_each_del_has_the_configu
 
 
 @real
-async def test_addresses_whose_file_is_lost_are_collected_and_those_of_pods_are_not(node: Node) -> None:
-    stays, _ = node.pod("stays", vf(0))
-    goes, pod = node.pod("goes", vf(0, 1))
-    for sandbox in (stays, goes):
-        await node.attachments.begin(sandbox)
-    for path in (node.folder / LEASES_FOLDER).iterdir():
-        path.unlink()
-    pod.ip(f"link set rail0 netns {node.host.path}")
-    node.ended(goes)
-    await node.restarted().synchronize((stays,))
-    assert node.plugin.addresses() == {("sandbox-stays", "rail0"): ["10.100.0.1"]}
+async def test_addresses_that_nobody_knows_here_stay_at_the_plugin(node: Node) -> None:
+    """Its store may be that of the cluster, with the addresses of other nodes."""
+    node.plugin.held["nodeagent-rail0"] = {"of-another-node rail0": {"addresses": ["10.100.0.1"], "config": {}}}
+    sandbox, pod = node.pod("trainer", vf(0))
+    await node.attachments.begin(sandbox)
+    await node.restarted().synchronize((sandbox,))
+    assert addresses(pod) == {"rail0": ["10.100.0.2/29"]}
+    await node.attachments.end(sandbox)
+    assert node.plugin.addresses() == {("of-another-node", "rail0"): ["10.100.0.1"]}
+    assert node.plugin.calls == ["ADD", "DEL"]
 
 
 @real
-async def test_a_plugin_without_collection_is_not_asked_for_it(node: Node) -> None:
-    node.plugin.versions = ("1.0.0",)
-    sandbox, _ = node.pod("trainer", vf(0))
-    await node.attachments.begin(sandbox)
+async def test_an_address_of_a_pf_a_gateway_or_a_partner_is_refused_and_given_back(node: Node) -> None:
+    assert node.plan is not None
+    node.plan = replace(node.plan, taken={"10.100.0.1": "the PF 0000:18:00.0"})
+    sandbox, pod = node.pod("trainer", vf(0), vf(1))
+    said = r"ipam: .* as rail0: rail 0: stand-in gave 10\.100\.0\.1, the address of the PF 0000:18:00\.0: take it out"
+    with pytest.raises(AttachRefused, match=said):
+        await node.attachments.begin(sandbox)
+    assert (node.plugin.addresses(), kept(node), links(pod)) == ({}, set(), {})
+    node.plan = replace(node.plan, taken={})
     await node.restarted().synchronize((sandbox,))
-    assert node.plugin.calls == ["ADD"]
+    node.plan = replace(node.plan, taken={"10.100.0.1": "the PF 0000:18:00.0"})
+    await node.restarted().synchronize((sandbox,))
+    assert addresses(pod)["rail0"] == ["10.100.0.1/29"]  # a pod that runs keeps what it has
+    assert node.starts(vf(0), vf(1))
 
 
 @real

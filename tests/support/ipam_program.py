@@ -73,34 +73,30 @@ def _answer(command: str, versions: tuple[str, ...]) -> dict[str, Any] | None:
 
 def refuse(command: str, given: Any, config: dict[str, Any], versions: tuple[str, ...]) -> None:
     """Raise ``Refused`` for variables and a configuration that are not those of the specification."""
-    if command not in ("ADD", "CHECK", "DEL", "GC"):
+    if command not in ("ADD", "CHECK", "DEL"):
         raise Refused(4, f"unknown CNI_COMMAND: {command}")
-    needed = ["CNI_PATH"] if command == "GC" else ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"]
+    needed = ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"]
     needed += ["CNI_NETNS"] if command in ("ADD", "CHECK") else []
     if missing := [name for name in needed if not given.get(name)]:
         raise Refused(4, f"required env variables [{','.join(missing)}] missing")
-    if command != "GC":
-        if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*", given["CNI_CONTAINERID"]):
-            raise Refused(4, "invalid characters in containerID")
-        if len(given["CNI_IFNAME"]) > 15 or re.search(r"[/:\s]", given["CNI_IFNAME"]):
-            raise Refused(4, "interface name is invalid")
-        arguments = dict(one.split("=") for one in given["CNI_ARGS"].split(";"))
-        if not arguments.get("K8S_POD_NAME") or not arguments.get("K8S_POD_NAMESPACE"):
-            raise Refused(7, "no pod in CNI_ARGS")
-        if given.get("CNI_NETNS") and not os.access(given["CNI_NETNS"], os.F_OK):
-            raise Refused(999, f"no network namespace {given['CNI_NETNS']}")
+    if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*", given["CNI_CONTAINERID"]):
+        raise Refused(4, "invalid characters in containerID")
+    if len(given["CNI_IFNAME"]) > 15 or re.search(r"[/:\s]", given["CNI_IFNAME"]):
+        raise Refused(4, "interface name is invalid")
+    arguments = dict(one.split("=") for one in given["CNI_ARGS"].split(";"))
+    if not arguments.get("K8S_POD_NAME") or not arguments.get("K8S_POD_NAMESPACE"):
+        raise Refused(7, "no pod in CNI_ARGS")
+    if given.get("CNI_NETNS") and not os.access(given["CNI_NETNS"], os.F_OK):
+        raise Refused(999, f"no network namespace {given['CNI_NETNS']}")
     if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*", config.get("name", "")) or not config.get("type"):
         raise Refused(7, "missing network name")
     if config.get("cniVersion") not in versions:
         raise Refused(1, "incompatible CNI versions")
-    if command == "GC" and config["cniVersion"] != "1.1.0":
-        raise Refused(1, "config version does not allow GC")
 
 
 def do(command: str, config: dict[str, Any], held: Held, key: str) -> dict[str, Any] | None:
     """Carry out a command on the addresses of a network, for ``CONTAINER INTERFACE``. Raises ``Refused``."""
     ipam, previous = config["ipam"], config.pop("prevResult", None)
-    valid = config.pop("cni.dev/valid-attachments", None)
     if command == "ADD":
         if key in held:
             raise Refused(999, f"{key} has an address, duplicate allocation is not allowed")
@@ -125,12 +121,6 @@ def do(command: str, config: dict[str, Any], held: Held, key: str) -> dict[str, 
         if key in held and held[key]["config"] != config:
             raise Refused(7, f"the configuration is not that of the ADD: {config}")
         held.pop(key, None)
-    else:
-        if valid is None:
-            raise Refused(7, "no cni.dev/valid-attachments")
-        kept = {f"{one['containerID']} {one['ifname']}" for one in valid}
-        for lost in held.keys() - kept:
-            del held[lost]
     return None
 
 
