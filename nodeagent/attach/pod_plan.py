@@ -37,7 +37,7 @@ class AttachPlan(Struct, frozen=True):
     """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address, and the shares
     of HCAs. ``on``: new pods get netdevs; otherwise only those that have some keep them until their end. ``probe``: ask
     whether another NIC has the address. ``ipam`` is the section of the plugin that gives the addresses, a pattern of
-    the rails; ``None``: those of ``vfs`` count. ``taken`` are the addresses that it must not give, with their owners."""
+    the rails; ``None``: those of ``vfs`` count. ``taken`` are the addresses that it must not give, and their owners."""
 
     interface: str
     vfs: Mapping[str, PlannedVf]

@@ -517,7 +517,9 @@ async def test_another_section_is_for_the_next_pods_and_each_del_has_the_configu
 @real
 async def test_addresses_that_nobody_knows_here_stay_at_the_plugin(node: Node) -> None:
     """Its store may be that of the cluster, with the addresses of other nodes."""
-    node.plugin.held["nodeagent-rail0"] = {"of-another-node rail0": {"addresses": ["10.100.0.1"], "config": {}}}
+    node.plugin.held["nodeagent-rail0"] = {
+        "of-another-node rail0": {"addresses": ["10.100.0.1"], "config": {}}
+    }
     sandbox, pod = node.pod("trainer", vf(0))
     await node.attachments.begin(sandbox)
     await node.restarted().synchronize((sandbox,))

@@ -306,7 +306,18 @@ SWITCHES = {
     **{
         value: re.sub("[A-Z]", lambda upper: f"-{upper[0].lower()}", value)
         for value in (
-            *("attach", "attachIpam", "dra", "evictions", "infiniband", "jobs", "kueue", "marks", "mig", "migClaims"),
+            *(
+                "attach",
+                "attachIpam",
+                "dra",
+                "evictions",
+                "infiniband",
+                "jobs",
+                "kueue",
+                "marks",
+                "mig",
+                "migClaims",
+            ),
             *(
                 "nodeConditions",
                 "nodeFeatureGroups",

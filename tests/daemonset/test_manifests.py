@@ -332,7 +332,11 @@ def test_an_ipam_plugin_has_its_folders_under_the_paths_of_the_node() -> None:
     (spec,) = pod_specs(named(built("components/attach-ipam"), "DaemonSet", "nodeagent-attach"))
     (container,) = spec["containers"]
     plugins = cli._parser("attach").parse_args(["attach"]).plugins
-    for path in (plugins / "host-local", "/etc/cni/net.d/nv-ipam.d/nv-ipam.conf", "/var/lib/cni/networks/nodeagent-rail0"):
+    for path in (
+        plugins / "host-local",
+        "/etc/cni/net.d/nv-ipam.d/nv-ipam.conf",
+        "/var/lib/cni/networks/nodeagent-rail0",
+    ):
         mount = mount_of(container, str(path))
         assert volume(spec, mount["name"])["hostPath"]["path"] == mount["mountPath"]
         assert mount.get("readOnly", False) is (mount["mountPath"] != "/var/lib/cni")
