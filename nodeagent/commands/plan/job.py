@@ -203,7 +203,8 @@ def as_lines(
     job: Mapping[str, Any], found: Sequence[FabricTrouble], now: float, on: Screen = PLAIN
 ) -> Iterator[str]:
     """Sentences about the job, then a block for each trouble."""
-    for sentence in _sentences(job, now):
+    sentences = [*_of_pods(job, now), *(_of_links(job, now) if _nodes(job) else ())]
+    for sentence in sentences:
         yield from wrapped(sentence.lstrip(), on, "  " if sentence.startswith(" ") else "")
     yield ""
     own = str(JobKey(job["namespace"], job["kind"], job["name"]))
@@ -218,8 +219,8 @@ def as_lines(
         yield f"No trouble with its links{known}."
 
 
-def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
-    pods, links, began = job["pods"], job["links"], unix(job["since"])
+def _of_pods(job: Mapping[str, Any], now: float) -> Iterator[str]:
+    pods, began = job["pods"], unix(job["since"])
     nodes = _nodes(job)
     since = "" if began is None else f", the oldest for {duration(now - began)}"
     title = JobKey(job["namespace"], job["kind"], job["name"])
@@ -239,8 +240,10 @@ def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"roles: {', '.join(f'{role} ({_of_role(*there)})' for role, there in sorted(roles.items()))}"
     if without := [pod["name"] for pod in pods if not pod["node"]]:
         yield f"pods without a node: {', '.join(few(without))}"
-    if not nodes:
-        return
+
+
+def _of_links(job: Mapping[str, Any], now: float) -> Iterator[str]:
+    pods, links, began = job["pods"], job["links"], unix(job["since"])
     if job["linksOf"] == "nodes":
         yield "no VF of its pods is known (cluster.reportHolders): all fabric links of its nodes count"
     elif without := [pod["name"] for pod in pods if pod["node"] and not pod["links"]]:
