@@ -385,8 +385,8 @@ class Attachments:
         try:
             present = self._netdevs.attach(sandbox.network, links)
         except (AttachError, NetlinkError, OSError):
-            if new:
-                self._leases.release(sandbox.id, new)
+            if left := new - self._netdevs.inside(sandbox.network).keys():
+                self._leases.release(sandbox.id, left)
             raise
         return not devices <= before, {
             one: Entry(present[one].name, sandbox.network, known.stamps[one], present[one].addresses)
@@ -421,7 +421,7 @@ class Attachments:
                     self._entries.get(other.id, {}).pop(device, None)
                 self._write()
                 self._netdevs.give_back(other.network, theirs, plan)
-                self._leases.release(other.id, theirs)
+                self._leases.release(other.id, theirs - self._netdevs.inside(other.network).keys())
                 missing = missing - theirs
 
     def _release(self, ended: str = "") -> None:
@@ -429,9 +429,9 @@ class Attachments:
         has told which there are, only the sandbox ``ended`` is known to have done so."""
         for of in self._leases.known:
             one = self._sandboxes.get(of.sandbox)
-            if not self._told and of.sandbox != ended:
-                continue
-            if one is not None and (one.on_host or (one.network and Path(one.network).exists())):
+            lives = one is not None and (one.on_host or (one.network and Path(one.network).exists()))
+            if lives or (not self._told and of.sandbox != ended):
+                self._leases.release_again(of.sandbox)
                 continue
             inside = self._netdevs.inside(of.network) if Path(of.network).exists() else {}
             if inside.keys().isdisjoint(lease.device for lease in of.leases):

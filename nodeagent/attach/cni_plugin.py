@@ -57,8 +57,8 @@ class CniError(Exception):
 
 
 class Attachment(NamedTuple):
-    """What a plugin keeps an address for. ``network`` is the path of the network namespace, empty if it is gone.
-    ``arguments`` describe the pod: ``K8S_POD_NAME`` and others, as container runtimes pass them."""
+    """The netdev that a plugin keeps an address for. ``network`` is the path of the network namespace, empty if it is
+    gone. ``arguments`` describe the pod: ``K8S_POD_NAME`` and others, as container runtimes pass them."""
 
     container: str
     interface: str
@@ -90,7 +90,7 @@ class _Result(Struct):
     routes: list[_Route] | None = None
 
 
-class _Failure(Struct):
+class _PluginFailure(Struct):
     msg: str = ""
     details: str = ""
 
@@ -100,8 +100,8 @@ class _Versions(Struct):
 
 
 def given_addresses(plugin: str, result: Mapping[str, Any]) -> GivenAddresses:
-    """What a result gives to a netdev. A route without a gateway of its own goes over that of the addresses of its
-    family (CNI 1.0, section 5). Raises ``CniError``."""
+    """Return the addresses and routes in a result. A route without a gateway of its own goes over that of the addresses
+    of its family (CNI 1.0, section 5). Raises ``CniError``."""
     try:
         read = msgspec.convert(result, _Result)
         addresses = tuple(ip_interface(one.address) for one in read.ips)
@@ -333,7 +333,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _reason(answer: bytes, complaint: bytes, code: int) -> str:
     with suppress(ValueError):
-        failure = msgspec.json.decode(answer, type=_Failure)
+        failure = msgspec.json.decode(answer, type=_PluginFailure)
         if failure.msg:
             return _short(f"{failure.msg}: {failure.details}" if failure.details else failure.msg)
     lines = complaint.decode("utf-8", "backslashreplace").strip().splitlines()

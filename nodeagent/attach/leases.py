@@ -45,15 +45,17 @@ CNI_FOLDER = Path("/opt/cni/bin")
 """Where container runtimes look for CNI plugins by default."""
 
 
-class Lease(Struct, frozen=True):
+class AddressLease(Struct, frozen=True):
     """The addresses of one VF. ``configuration`` is that of its ADD, ``result`` the plugin's; ``None``: the plugin was
-    asked, and its answer is not known."""
+    asked, and its answer is not known. ``returned``: no netdev has them any more, and the plugin was told so, but has
+    not confirmed it: it may give them to others already."""
 
     device: str
     rail: int
     interface: str
     configuration: dict[str, Any]
     result: dict[str, Any] | None = None
+    returned: bool = False
 
     @property
     def plugin(self) -> str:
@@ -73,9 +75,9 @@ class SandboxLeases(Struct, frozen=True):
     namespace: str
     pod: str
     uid: str
-    leases: tuple[Lease, ...]
+    leases: tuple[AddressLease, ...]
 
-    def attachment(self, lease: Lease) -> Attachment:
+    def attachment(self, lease: AddressLease) -> Attachment:
         """``network`` is empty once the namespace is gone."""
         arguments = {
             "K8S_POD_NAMESPACE": self.namespace,
@@ -138,15 +140,20 @@ class Leases:
             return False
         return True
 
+    def release_again(self, sandbox: str) -> None:
+        """Repeat what a plugin of this sandbox has not confirmed."""
+        if devices := [lease.device for lease in self._of(sandbox) if lease.returned]:
+            self.release(sandbox, devices)
+
     @property
     def known(self) -> tuple[SandboxLeases, ...]:
         """Raises ``OSError``."""
         return tuple(self._all().values())
 
-    def _still(self, sandbox: Sandbox, lease: Lease, inside: bool) -> GivenAddresses | None:
-        """What a VF has got before, if it still has it. One that is to move again, because its driver was loaded again
-        or this process ended before the move, is asked for."""
-        if lease.result is None:
+    def _still(self, sandbox: Sandbox, lease: AddressLease, inside: bool) -> GivenAddresses | None:
+        """Return the addresses that a VF has got before and still has. One that is to move again, because its driver
+        was loaded again or this process ended before the move, is asked for."""
+        if lease.result is None or lease.returned:
             return None
         of = self._all()[sandbox.id]
         try:
@@ -168,14 +175,14 @@ class Leases:
                 configuration = self._configuration(ipam, link.rail)
             except CniError as error:
                 raise CniError(f"rail {link.rail}: {error}") from error
-            asked.append(Lease(link.device, link.rail, link.name, configuration))
+            asked.append(AddressLease(link.device, link.rail, link.name, configuration))
         before = self._of(sandbox.id)
         of = SandboxLeases(
             sandbox.id, sandbox.network, sandbox.namespace, sandbox.pod, sandbox.uid, (*before, *asked)
         )
         self._write(of, durable=True)
         given: dict[str, GivenAddresses] = {}
-        answered: list[Lease] = []
+        answered: list[AddressLease] = []
         try:
             for lease in asked:
                 try:
@@ -197,7 +204,7 @@ class Leases:
         return given
 
     def _refuse_doubles(
-        self, sandbox: str, lease: Lease, given: Mapping[str, GivenAddresses], taken: Mapping[str, str]
+        self, sandbox: str, lease: AddressLease, given: Mapping[str, GivenAddresses], taken: Mapping[str, str]
     ) -> None:
         """Raise ``CniError`` if one of the addresses is that of another VF of this node, or ``taken``."""
         mine = {address.ip for address in given[lease.device].addresses}
@@ -214,7 +221,7 @@ class Leases:
         for of in self._all().values():
             for other in of.leases if of.sandbox != sandbox else ():
                 theirs = _addresses(other)
-                if other.rail == lease.rail and not mine.isdisjoint(theirs):
+                if other.rail == lease.rail and not other.returned and not mine.isdisjoint(theirs):
                     ip = min(map(str, mine & theirs))
                     raise CniError(f"{lease.plugin} gave {ip}, which {of.namespace}/{of.pod} has")
 
@@ -224,7 +231,13 @@ class Leases:
         if of is None:
             return
         failed: CniError | None = None
-        kept = list(of.leases)
+        kept = [
+            replace(lease, returned=True) if devices is None or lease.device in devices else lease
+            for lease in of.leases
+        ]
+        if tuple(kept) != of.leases:
+            of = replace(of, leases=tuple(kept))
+            self._write(of)
         for lease in reversed(of.leases):
             if failed is not None and failed.hangs:
                 break
@@ -244,7 +257,7 @@ class Leases:
 
     # --- the files ---
 
-    def _of(self, sandbox: str) -> tuple[Lease, ...]:
+    def _of(self, sandbox: str) -> tuple[AddressLease, ...]:
         of = self._all().get(sandbox)
         return () if of is None else of.leases
 
@@ -275,7 +288,7 @@ class Leases:
             self._all().pop(of.sandbox, None)
 
 
-def _addresses(lease: Lease) -> set[object]:
+def _addresses(lease: AddressLease) -> set[object]:
     try:
         given = lease.given
     except CniError:

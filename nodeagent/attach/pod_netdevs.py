@@ -108,15 +108,8 @@ def attach(
             step = "set up"
             enter(f"set up {link.device}")
             pod.netdevs.set_up(there.ifindex, link.mtu, _SYSCTLS)
-            for address in _lacking(pod, there, link.addresses):
-                step = "address"
-                pod.netdevs.add_address(there.ifindex, address)
-                pod.netdevs.route_by_source(there.ifindex, address, link.table)
-                for route in link.routes:
-                    if route.destination.version == address.version:
-                        pod.netdevs.add_route(
-                            there.ifindex, route.destination, route.gateway, address, link.table
-                        )
+            step = "address"
+            _give_addresses(pod, there, link)
         return len(moved)
     except NetlinkError as error:
         if link is None:
@@ -129,6 +122,16 @@ def attach(
             else ""
         )
         raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}", step) from error
+
+
+def _give_addresses(pod: OpenNamespace, netdev: Netdev, link: PodLink) -> None:
+    """Give a netdev in a pod the addresses that it lacks, with their routes and rules."""
+    for address in _lacking(pod, netdev, link.addresses):
+        pod.netdevs.add_address(netdev.ifindex, address)
+        pod.netdevs.route_by_source(netdev.ifindex, address, link.table)
+        for route in link.routes:
+            if route.destination.version == address.version:
+                pod.netdevs.add_route(netdev.ifindex, route.destination, route.gateway, address, link.table)
 
 
 def _nowhere(link: PodLink) -> str:

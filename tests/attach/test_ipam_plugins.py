@@ -384,6 +384,24 @@ async def test_an_address_that_is_not_taken_back_is_known_until_it_is(node: Node
 
 
 @real
+async def test_an_address_whose_return_is_not_confirmed_may_be_that_of_the_next_pod(node: Node) -> None:
+    """The plugin has taken it back, and its answer was lost. The sandbox of the pod before is still there."""
+    first, _ = node.pod("first", vf(0))
+    await node.attachments.begin(first)
+    node.released("first")
+    node.plugin.faults = {"DEL": "lateerror"}
+    second, pod = node.pod("second", vf(0))
+    await node.attachments.begin(second)
+    assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
+    assert kept(node) == {"sandbox-first.json", "sandbox-second.json"}
+    node.plugin.faults = {}
+    await node.attachments.settle()
+    assert kept(node) == {"sandbox-second.json"}
+    assert node.plugin.addresses() == {("sandbox-second", "rail0"): ["10.100.0.1"]}
+    assert node.starts(vf(0))
+
+
+@real
 async def test_the_addresses_of_a_pod_that_ended_unseen_are_given_back(node: Node) -> None:
     """Its namespace died while nobody listened, and the machine may have started anew."""
     goes, pod = node.pod("goes", vf(0))
