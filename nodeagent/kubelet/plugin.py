@@ -98,6 +98,8 @@ class Plugin:
         self.sent: tuple[Devices, ...] = ()
         """The device list that was sent last."""
         self._kind = kind
+        self._made_of: tuple[DeviceKind, frozenset[str], object] | None = None
+        """Of the last device list: the kind, the IDs that may leave, and its facts."""
         self._snapshot = Snapshot()
         self._files = files
         self._recent = recent
@@ -119,6 +121,10 @@ class Plugin:
         self._snapshot = snapshot
         fresh, self._fresh = self._fresh, asyncio.Event()
         fresh.set()
+        made_of = kind, removed, kind.made_of(snapshot)
+        if made_of == self._made_of:
+            return False
+        self._made_of = made_of
         held = [
             id_
             for holding in snapshot.holdings or ()
