@@ -187,7 +187,7 @@ class Churn:
         }
 
     async def traced(self, name: str) -> tracemalloc.Snapshot:
-        """What the process has allocated now. It was started with ``NODEAGENT_TRACE``."""
+        """The objects that the process has now. It was started with ``NODEAGENT_TRACE``."""
         asked = self.folder / f"{name}.asked"
         asked.touch()
         await self._until(lambda: not asked.exists(), f"the memory of the {name}")

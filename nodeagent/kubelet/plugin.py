@@ -98,8 +98,6 @@ class Plugin:
         self.sent: tuple[Devices, ...] = ()
         """The device list that was sent last."""
         self._kind = kind
-        self._made_of: tuple[DeviceKind, frozenset[str], object] | None = None
-        """Of the last device list: the kind, the IDs that may leave, and its facts."""
         self._snapshot = Snapshot()
         self._files = files
         self._recent = recent
@@ -122,9 +120,9 @@ class Plugin:
         fresh, self._fresh = self._fresh, asyncio.Event()
         fresh.set()
         made_of = kind, removed, kind.made_of(snapshot)
-        if made_of == self._made_of:
+        if made_of == self.device_list.made_of:
             return False
-        self._made_of = made_of
+        self.device_list.made_of = made_of
         held = [
             id_
             for holding in snapshot.holdings or ()
