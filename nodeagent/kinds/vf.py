@@ -104,7 +104,7 @@ class VfPool(DeviceKind, frozen=True):
     def made_of(self, snapshot: Snapshot) -> object:
         if self.whole:
             return snapshot.functions, snapshot.links, snapshot.holdings
-        return tuple(self._vfs_of_pfs(snapshot)), snapshot.holdings
+        return tuple(_vfs_of(self.pfs, snapshot, over_bonds=self.over_bonds)), snapshot.holdings
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         return {vf.pci_address: f"{self._noun} {vf.pci_address}" for vf in self._listed(snapshot)}
@@ -207,13 +207,9 @@ class VfPool(DeviceKind, frozen=True):
         """Return the pool's functions with any driver, by address and sorted by it."""
         if self.whole:
             return {pf: nic for pf in sorted(self.pfs) if (nic := snapshot.whole_nics.get(pf)) is not None}
-        of_pfs = chain.from_iterable(self._vfs_of_pfs(snapshot))
+        of_pfs = chain.from_iterable(_vfs_of(self.pfs, snapshot, over_bonds=self.over_bonds))
         ordered = sorted(of_pfs, key=attrgetter("pci_address"))
         return {vf.pci_address: vf for vf in ordered if self._indexed(vf)}
-
-    def _vfs_of_pfs(self, snapshot: Snapshot) -> Iterator[tuple[Function, ...]]:
-        vfs = snapshot.vfs_with_bonds if self.over_bonds else snapshot.vfs_to_offer
-        return (vfs.get(pf, ()) for pf in self.pfs)
 
     def _listed(self, snapshot: Snapshot) -> Iterator[Function]:
         """Yield the pool's functions that are devices, whatever their health."""
@@ -349,6 +345,11 @@ def _aligned(snapshot: Snapshot, chosen: Iterable[Function]) -> Callable[[Functi
         return 0 if own.get(place, pf) - pf else 2 if lost.get(place, pf) - pf else 1
 
     return rank
+
+
+def _vfs_of(pfs: Iterable[str], snapshot: Snapshot, *, over_bonds: bool) -> Iterator[tuple[Function, ...]]:
+    vfs = snapshot.vfs_with_bonds if over_bonds else snapshot.vfs_to_offer
+    return (vfs.get(pf, ()) for pf in pfs)
 
 
 def _pf(vf: Function) -> str:

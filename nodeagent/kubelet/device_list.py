@@ -36,7 +36,7 @@ class DeviceList:
         self.revision = 0
         self.left: frozenset[str] = frozenset()
         self.made_of: object = None
-        """What the owner made the list of: while this is equal, so is the list."""
+        """Facts that the owner made the list of: while they are equal, so is the list."""
         self._known: dict[str, Devices] = {}
         self._offered: tuple[Devices, ...] = ()
         self._missing: tuple[Devices, ...] = ()
