@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
@@ -318,4 +319,4 @@ class AddressesOfPods(RuleBasedStateMachine):
         assert all(netdev.addresses for netdev in self.attachments.netdevs)
 
 
-TestAddressesOfPods = AddressesOfPods.TestCase
+TestAddressesOfPods = pytest.mark.slow(AddressesOfPods.TestCase)
