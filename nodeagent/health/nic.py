@@ -246,7 +246,7 @@ class NicState(JudgedDevice):
     @property
     def idle(self) -> bool:
         """It has no link, and none is expected."""
-        return False in self._up and not self.watched and (not self.once_up or self.unused)
+        return not self.watched and (not self.once_up or self.unused) and False in self._up
 
     @property
     def away(self) -> bool:
