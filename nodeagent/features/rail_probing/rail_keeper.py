@@ -69,6 +69,8 @@ class RailKeeper:
         self._book = NumberBook()
         self._numbered: tuple[Plan | None, Numbers] = None, {}
         """The numbers, and the plan that they were given for."""
+        self._listed = False
+        """Whether the lists are of a plan of the present leader."""
         self._leads = False
         self._writes = NodeWrites("RailPartners cannot be kept", PER_SECOND)
         self._stored: dict[str, tuple[int, str | None]] = {}
@@ -88,7 +90,7 @@ class RailKeeper:
     async def lead(self) -> None:
         """Keep the lists and judge until cancelled."""
         self.watch.forget_times()
-        self._leads = True
+        self._leads, self._listed, self._numbered = True, False, (None, {})
         try:
             while True:
                 if await self._read():
@@ -115,7 +117,7 @@ class RailKeeper:
             began, plan = loop.time(), self._core.plans.last
             if plan is not None and plan is not known:
                 await in_thread(partial(self.watch.plan, plan))
-                known = plan
+                known, self._listed = plan, True
             inputs = self._planner.inputs
             reports, faults = inputs.reports.copy(), inputs.faults.of_node.copy()
             anomalies = await in_thread(partial(self.watch.judge, reports, began, faults))
@@ -131,12 +133,15 @@ class RailKeeper:
         loop = asyncio.get_running_loop()
         kept: tuple[RailLists, Numbers] | None = self.watch.lists, {}
         read_at = loop.time()
+        while not (self._listed if self._settings.probe else self._core.plans.last):
+            await asyncio.sleep(JUDGE_S)  # what is not known yet must not be taken from the objects
         while True:
             try:
                 if loop.time() >= read_at + RAILS_CHECK_S:
                     kept, read_at = None, loop.time()
                     await self._compare()
-                lists, numbers = self.watch.lists, await self._numbers()
+                numbers = await self._numbers()
+                lists = self.watch.lists
                 done = kept is not None and kept[0] is lists and kept[1] == numbers
                 if not done and await self._write(lists, numbers):
                     kept, done = (lists, numbers), True
