@@ -66,17 +66,27 @@ def attach_plan(
 
 
 def node_numbers(
-    settings: AttachSettings, rails: Mapping[str, int], addresses: PfAddresses
+    settings: AttachSettings,
+    rails: Mapping[str, int],
+    addresses: PfAddresses,
+    numbers: GivenNumbers | None = None,
 ) -> tuple[NodeNumber, ...]:
-    """The number of this node on each rail, for the others; nothing of a PF with another address there. Pure."""
-    found: list[NodeNumber] = []
+    """The number of this node on each rail, for the others; nothing of a PF with another address there. Pure.
+
+    It is that of the PF's address, or the one of ``numbers`` that pods have addresses by: so the controller still knows
+    it if its objects are lost."""
+    found, names = list[NodeNumber](), nic_names(rails)
     if (plan := settings.address_plan) is None:
         return ()
     for pf, rail in sorted(rails.items()):
         with suppress(AddressPlanError):
             prefix = plan.of(rail)
             if isinstance(prefix, IPv4Network):
-                found.append(NodeNumber(pf, str(prefix), plan.node_number(rail, addresses.get(pf, ()))))
+                number = plan.node_number(rail, addresses.get(pf, ()))
+                given = None if numbers is None else numbers.of.get(names[pf])
+                if given is not None and given.prefix == str(prefix) and not given.holder:
+                    number = number or given.number
+                found.append(NodeNumber(pf, str(prefix), number))
     return tuple(found)
 
 

@@ -482,9 +482,11 @@ async def test_a_leader_that_comes_back_writes_none_of_its_former_numbers():
             await until(lambda: len(stored(server)) == 2)
             await until(lambda: not takes(server, "someone-else", controller))
             former = numbers(server)
-            changed = [one | {"number": 10 + one["number"]} for one in stored(server)["node-00"]["spec"]["numbers"]]
+            changed = [
+                one | {"number": 10 + one["number"]} for one in stored(server)["node-00"]["spec"]["numbers"]
+            ]
             server.put(stored(server)["node-00"] | {"spec": {"numbers": changed}})
-            (name, number, _), = former["node-00"]
+            ((name, number, _),) = former["node-00"]
             seen: list[int] = []
             apply = ApiClient.apply
 
@@ -507,6 +509,26 @@ async def test_a_leader_that_comes_back_writes_none_of_its_former_numbers():
                 await asyncio.sleep(10 * JUDGE_S)
             assert number not in seen
             assert numbers(server)["node-00"] == [(name, 10 + number, "")]
+
+
+async def test_the_object_of_a_node_that_was_made_again_goes_over_to_it():
+    """Otherwise it goes with the former one, and the node has no number until the objects are compared."""
+    async with cluster() as server:
+        for number in range(2):
+            server.put(numbered(0, number))
+        async with running(server, NUMBERED) as controller:
+            await until(lambda: len(stored(server)) == 2)
+            before = numbers(server)
+            node = server.find("nodes", "node-00")
+            assert node is not None
+            server.put(node | {"metadata": {"name": "node-00", "uid": "made-again"}})
+            plans = controller.progress.plans
+            server.put(numbered(0, 2))  # another plan
+            await until(lambda: controller.progress.plans > plans)
+            await asyncio.sleep(4 * JUDGE_S)
+            (owner,) = stored(server)["node-00"]["metadata"]["ownerReferences"]
+            assert owner["uid"] == "made-again"
+            assert {node: numbers(server)[node] for node in before} == before
 
 
 def takes(server: ApiServer, identity: str, controller: Controller) -> bool:
