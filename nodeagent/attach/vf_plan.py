@@ -15,9 +15,9 @@ from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddre
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.given_numbers import GivenNumbers
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
-from nodeagent.attach.share_netdevs import is_share, share_mac
+from nodeagent.attach.share_netdevs import share_group, share_mac
 from nodeagent.facts.allocation import Devices
-from nodeagent.facts.model import Function, NodeNumber, Snapshot
+from nodeagent.facts.model import Function, Holding, NodeNumber, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.kinds.hca_shares import takes_netdevs
@@ -99,23 +99,31 @@ def _planned_shares(
     offered: Iterable[Devices],
     numbers: GivenNumbers | None,
 ) -> Iterator[tuple[str, PlannedVf]]:
-    """Yield the shares of HCAs that get a netdev on top of their PF."""
+    """Yield the shares of HCAs that get a netdev on top of their PF: those on offer, and those that pods still hold
+    after there are fewer, or none for a moment. Their containers restart by the plan."""
     links, names = {link.pci_address: link for link in snapshot.links}, nic_names(rails)
     pfs = {function.pci_address: function for function in snapshot.functions if function.parent is None}
-    for devices in offered:
-        address = devices.parent
+    of_pf: dict[str, set[str]] = {}
+    for device in (id_ for devices in (*offered, *(snapshot.holdings or ())) for id_ in _ids(devices)):
+        if share_group(device) is not None:
+            of_pf.setdefault(device.partition("::")[0], set()).add(device)
+    for address, shares in sorted(of_pf.items()):
         pf, link = pfs.get(address), links.get(address)
         base = None if link is None else link.permanent_mac or link.mac
         if pf is None or link is None or base is None or address not in rails or not takes_netdevs(pf):
             continue
-        of_pf = None if addresses is None else addresses.get(address, ())
-        for device in filter(is_share, devices.ids):
+        own = None if addresses is None else addresses.get(address, ())
+        for device in sorted(shares):
             number = int(device.rpartition("::")[2])
             mac = share_mac(base, number)
             given, refusal = _share_address(
-                plan, number, rails[address], of_pf, mac, taken, names[address], numbers
+                plan, number, rails[address], own, mac, taken, names[address], numbers
             )
             yield device, PlannedVf(rails[address], link.mtu, given, refusal, address, mac)
+
+
+def _ids(devices: Devices | Holding) -> Iterable[str]:
+    return devices.ids if isinstance(devices, Devices) else devices.device_ids
 
 
 def _taken(

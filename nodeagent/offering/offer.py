@@ -56,7 +56,6 @@ from nodeagent.kinds.resource_settings import (
     MigResource,
     NetworkResource,
     ResourceSettings,
-    VfResource,
     hca_entries,
     memory_entries,
     mig_entries,
@@ -137,7 +136,7 @@ class Offer:
         if not self.dra_pools:
             return ()
         by_claim = (
-            ClaimEntry(kind, self._rails_of(entry), entry.vf_devices)
+            ClaimEntry(kind, _rails_of(entry, self.numbering), entry.vf_devices)
             for entry, kind in self._all_kinds(snapshot)
             if entry.by_claim
         )
@@ -160,20 +159,11 @@ class Offer:
         """The rail of each offered PF, by PCI address. A missing PF has its last address. Of entries that number a PF
         differently, that of VFs counts, then the first one."""
         found: dict[str, int] = {}
-        for _, rails in sorted(self.in_force(), key=lambda one: not isinstance(one[0], VfResource)):
+        for _, rails in sorted(self.in_force(), key=lambda one: not vf_entries((one[0],))):
             for rail in rails:
                 if rail.pci_address is not None:
                     found.setdefault(rail.pci_address, rail.number)
         return found
-
-    def _rails_of(self, entry: ResourceSettings) -> Mapping[str, int]:
-        """The rail of each PF of an entry whose name has it, by PCI address."""
-        return {
-            rail.pci_address: rail.number
-            for one in network_entries((entry,))
-            for rail in self.numbering.get(selection(one), ())
-            if rail.pci_address is not None and "{rail}" in one.name
-        }
 
     def in_force(self) -> Iterator[tuple[NetworkResource, Rails]]:
         """Yield the entries of NICs with their rails."""
@@ -222,7 +212,6 @@ class Offer:
             self._offered_twice,
             self._pf_in_two_entries,
             self._refused,
-            self._two_numbers,
             self._nothing_offered,
             self._less_than_expected,
         )
@@ -232,6 +221,7 @@ class Offer:
             *(trouble for find in finders for trouble in find(snapshot)),
             *hindered,
             *_tiny_slices(self.config, snapshot),
+            *_two_numbers(self.config, self.numbering),
             *_unreachable_vfs(self.rails, snapshot),
             *_without_rdma_cm(self.config, self.rails, snapshot),
             *_in_another_mode(snapshot),
@@ -264,20 +254,6 @@ class Offer:
         for (name, what), count in twice.items():
             message = f"{name} is in {count} entries of resources; with mode dra each {what} is in one"
             yield Lack(message, fatal=True)
-
-    def _two_numbers(self, snapshot: Snapshot) -> Iterator[Lack]:  # noqa: ARG002
-        """A NIC of entries with different selections, which number it differently."""
-        named: dict[str, tuple[int, str]] = {}
-        for entry in network_entries(self.config.resources):
-            for address, number in self._rails_of(entry).items():
-                before, name = named.setdefault(address, (number, entry.name))
-                if before != number:
-                    yield Lack(
-                        f"{address} has two numbers: {before} by {name} and {number} by {entry.name}; entries with "
-                        "one `select` share their numbers",
-                        fatal=False,
-                    )
-                    return
 
     def _refused(self, snapshot: Snapshot) -> Iterator[Lack]:
         for kind in self.kinds(snapshot):
@@ -439,6 +415,31 @@ class Offer:
             card = nics.get(address) or cards.get(address)
             rails = added(rails, address, card, number, reserved, late=late)
         return rails
+
+
+def _rails_of(entry: ResourceSettings, numbering: Numbering) -> Mapping[str, int]:
+    """The rail of each PF of an entry whose name has it, by PCI address."""
+    return {
+        rail.pci_address: rail.number
+        for one in network_entries((entry,))
+        for rail in numbering.get(selection(one), ())
+        if rail.pci_address is not None and "{rail}" in one.name
+    }
+
+
+def _two_numbers(config: Config, numbering: Numbering) -> Iterator[Lack]:
+    """The first NIC of entries with different selections, which number it differently."""
+    named: dict[str, tuple[int, str]] = {}
+    for entry in config.resources:
+        for address, number in _rails_of(entry, numbering).items():
+            before, name = named.setdefault(address, (number, entry.name))
+            if before != number:
+                yield Lack(
+                    f"{address} has two numbers: {before} by {name} and {number} by {entry.name}; entries with one "
+                    "`select` share their numbers",
+                    fatal=False,
+                )
+                return
 
 
 def _counts(
