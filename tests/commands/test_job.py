@@ -200,6 +200,17 @@ def test_without_holders_all_links_of_the_nodes_count_and_the_setting_is_named(t
     assert not any("VF:" in line for line in shown)
 
 
+def test_a_job_whose_pods_all_wait_blames_no_setting_and_calls_no_link_good(tmp_path: Path) -> None:
+    """As the leader of a LeaderWorkerSet does that found no leaf group for itself."""
+    reports, pods = scene()
+    waiting = job_pods.of_leaderworkerset("llama", group=2, phase="Pending")
+    printed = lines(preview(reports, [*pods, waiting], tmp_path), "llama-2")
+    assert "pods without a node: llama-2" in printed
+    assert "cluster.reportHolders" not in " ".join(printed)
+    assert printed[-1] == "None of its pods has a node yet, so it has no links."
+    assert not any(line.startswith("links:") for line in printed)
+
+
 def test_a_job_whose_pods_moved_has_its_present_nodes_alone(tmp_path: Path) -> None:
     """The old pods have failed, and the old node still reports a VF of a pod that has the name of a new one."""
     reports, _ = scene()
