@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+from itertools import chain
 from pathlib import Path
 
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
@@ -17,7 +18,7 @@ from nodeagent.attach.given_numbers import GivenNumbers
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.attach.share_netdevs import share_group, share_mac
 from nodeagent.facts.allocation import Devices
-from nodeagent.facts.model import Function, Holding, NodeNumber, Snapshot
+from nodeagent.facts.model import Function, NodeNumber, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.kinds.hca_shares import takes_netdevs
@@ -104,7 +105,8 @@ def _planned_shares(
     links, names = {link.pci_address: link for link in snapshot.links}, nic_names(rails)
     pfs = {function.pci_address: function for function in snapshot.functions if function.parent is None}
     of_pf: dict[str, set[str]] = {}
-    for device in (id_ for devices in (*offered, *(snapshot.holdings or ())) for id_ in _ids(devices)):
+    held = (holding.device_ids for holding in snapshot.holdings or ())
+    for device in chain.from_iterable((*(devices.ids for devices in offered), *held)):
         if share_group(device) is not None:
             of_pf.setdefault(device.partition("::")[0], set()).add(device)
     for address, shares in sorted(of_pf.items()):
@@ -120,10 +122,6 @@ def _planned_shares(
                 plan, number, rails[address], own, mac, taken, names[address], numbers
             )
             yield device, PlannedVf(rails[address], link.mtu, given, refusal, address, mac)
-
-
-def _ids(devices: Devices | Holding) -> Iterable[str]:
-    return devices.ids if isinstance(devices, Devices) else devices.device_ids
 
 
 def _taken(
