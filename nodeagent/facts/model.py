@@ -84,7 +84,8 @@ class MigDevice(msgspec.Struct, frozen=True):
     """A MIG device: a part of a GPU that the driver isolates.
 
     ``profile`` is the driver's word, ``1g.10gb`` or ``1c.3g.40gb+me``. ``nodes`` are the device nodes that a container
-    needs beside that of the GPU (``/dev/nvidia-caps/nvidia-cap<n>``); empty if they are not known.
+    needs beside that of the GPU (``/dev/nvidia-caps/nvidia-cap<n>``); empty if they are not known. ``takes`` are its
+    multiprocessors and engines, as those of a ``MigProfile``, those that it has; empty if they are not known.
     """
 
     uuid: str
@@ -93,6 +94,7 @@ class MigDevice(msgspec.Struct, frozen=True):
     gpu_instance: int
     compute_instance: int
     nodes: tuple[str, ...] = ()
+    takes: tuple[tuple[str, int], ...] = ()
 
 
 class MigSlot(msgspec.Struct, frozen=True):

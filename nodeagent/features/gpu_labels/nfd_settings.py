@@ -1,0 +1,18 @@
+"""The settings of the labels for Node Feature Discovery."""
+
+from typing import Annotated
+
+from nodeagent.config.setting import Settings, setting
+
+
+class NfdSettings(Settings, frozen=True, kw_only=True):
+    """Labels that Node Feature Discovery (NFD) sets on this Node."""
+
+    gpu_labels: Annotated[
+        bool,
+        setting(
+            "Write the labels of NVIDIA's GPU Feature Discovery (nvidia.com/gpu.product, gpu.memory, gpu.count, "
+            "versions of driver and CUDA, gpu.clique, …) as a file for NFD's worker on this node. Nothing is written "
+            "while GPU Feature Discovery does it."
+        ),
+    ] = False
