@@ -24,9 +24,9 @@ _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 """A label value: at most 63 characters (Kubernetes, "Labels and Selectors", syntax and character set)."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 """A key behind its prefix."""
-_DRIVER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
-_DECIMALS = re.compile(r"(\d+)\.(\d+)")
-_SLICES = re.compile(r"(?:(\d+)c\.)?(\d+)g\.")
+_DRIVER = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?")
+_DECIMALS = re.compile(r"([0-9]+)\.([0-9]+)")
+_SLICES = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.")
 _ENGINES = {
     "multiprocessors": "multiprocessors",
     "engines.copy": "copy-engines",
@@ -46,8 +46,8 @@ _MODES = {0x030000: "graphics", 0x030200: "compute"}
 
 
 class GpuTexts(NamedTuple):
-    """What is read of one GPU beside its facts; empty: not known. ``mig_capable`` is ``yes`` or ``no``, ``pci_class`` the
-    number of 24 bits."""
+    """What is read of one GPU beside its facts; empty: not known. ``mig_capable`` is ``yes`` or ``no``, and ``pci_class``
+    has 24 bits."""
 
     compute_capability: str = ""
     cuda_version: str = ""
@@ -96,10 +96,10 @@ def family(major: int, minor: int) -> str:
     >>> [family(*it) for it in ((7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (12, 0), (11, 0))]
     ['volta', 'turing', 'ampere', 'ada-lovelace', 'hopper', 'blackwell', 'undefined']
     """
-    if major == 7:  # noqa: PLR2004 - Volta is 7.0 and 7.2
-        return "volta" if minor < 5 else "turing"  # noqa: PLR2004
-    if major == 8:  # noqa: PLR2004 - Ada Lovelace is 8.9
-        return "ampere" if minor < 9 else "ada-lovelace"  # noqa: PLR2004
+    if major == 7:
+        return "volta" if minor < 5 else "turing"
+    if major == 8:
+        return "ampere" if minor < 9 else "ada-lovelace"
     return _FAMILIES.get(major, "undefined")
 
 
