@@ -1,4 +1,4 @@
-"""The feature file for the worker of Node Feature Discovery (NFD), and the files of others in its folder. Each call blocks.
+"""The feature file for the worker of Node Feature Discovery (NFD), and the files of others beside it. Calls block.
 
 NFD's worker watches the folder. It skips names that begin with a dot, which replacing a file passes through, and files
 above 64 KiB. The line `# +expiry-time=` holds for the lines below it: after that time they are no labels.
@@ -70,8 +70,8 @@ class FeatureFile:
         return True
 
     def other_file(self, keys: Container[str], now: float) -> str | None:
-        """The name of another file that sets one of these labels now. A file that cannot be read sets none: NFD's worker
-        does not read it either. Raises ``OSError``."""
+        """The name of another file that sets one of these labels now. One that cannot be read sets none: the worker
+        cannot read it either. Raises ``OSError``."""
         names = (
             entry.name
             for entry in islice(self.path.parent.iterdir(), _FILES_MAX)

@@ -19,6 +19,7 @@ from nodeagent.facts.model import Gpu, MigDevice
 
 RESOURCE = "nvidia.com/gpu"
 SHARED_RESOURCE = "nvidia.com/gpu.shared"
+PRODUCT = f"{RESOURCE}.product"
 _PLAIN = re.compile(r"[^A-Za-z0-9\-_. ]")
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 """A label value: at most 63 characters (Kubernetes, "Labels and Selectors", syntax and character set)."""
@@ -46,8 +47,8 @@ _MODES = {0x030000: "graphics", 0x030200: "compute"}
 
 
 class GpuTexts(NamedTuple):
-    """What is read of one GPU beside its facts; empty: not known. ``mig_capable`` is ``yes`` or ``no``, and ``pci_class``
-    has 24 bits."""
+    """What is read of one GPU beside its facts; empty: not known. ``mig_capable`` is ``yes`` or ``no``,
+    ``pci_class`` a number of 24 bits."""
 
     compute_capability: str = ""
     cuda_version: str = ""

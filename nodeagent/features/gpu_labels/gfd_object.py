@@ -1,7 +1,7 @@
 """Look for the object in which GPU Feature Discovery (GFD) gives its labels to NFD, in place of a file.
 
-It is the NodeFeature ``nvidia-features-for-<node>`` in GFD's namespace, whichever that is: so all namespaces are listed,
-with its name as the selector, every ``GFD_LOOK_S``.
+It is the NodeFeature ``nvidia-features-for-<node>`` in GFD's namespace, whichever that is: so the objects of this name
+in all namespaces are listed, every ``GFD_LOOK_S``.
 """
 
 from __future__ import annotations
@@ -26,31 +26,20 @@ NODE_FEATURES: Resource[Json] = Resource(
 
 async def follow_gfd_object(client: ApiClient, node: str, keeper: LabelKeeper) -> None:
     """Tell the keeper until cancelled. Without the right, or without NFD's definition, a file is the only sign."""
-    name, denied = f"nvidia-features-for-{node}", False
+    name, told = f"nvidia-features-for-{node}", False
     retry = ApiRetry("The API server does not say whether GPU Feature Discovery labels this Node")
     while True:
-        wait_s = jittered(GFD_LOOK_S)
+        wait_s, found = jittered(GFD_LOOK_S), []
         try:
             found = (await client.list(NODE_FEATURES, fields=f"metadata.name={name}")).items
         except ApiError as error:
             if error.status not in (403, 404):
-                wait_s = retry.failed(error, time.monotonic())
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(retry.failed(error, time.monotonic()))
                 continue
-            if error.status == 403 and not denied:
-                denied = True
+            if error.status == 403 and not told:
+                told = True
                 log.info("GPU Feature Discovery is known by its file alone. reason=%r", str(error))
-            found = []
-        else:
-            retry.succeeded()
-        keeper.object_beside = _sentence(found[0]) if found else None
+        retry.succeeded()
+        keeper.gfd_object = next((f"{one['metadata']['namespace']}/{name}" for one in found), None)
         keeper.asking = False
         await asyncio.sleep(wait_s)
-
-
-def _sentence(found: Json) -> str:
-    of = found["metadata"]
-    return (
-        f"the NodeFeature {of['namespace']}/{of['name']} sets them. Remove GPU Feature Discovery and this object, or set "
-        "nfd.gpuLabels: false"
-    )

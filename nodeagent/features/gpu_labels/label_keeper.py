@@ -2,8 +2,8 @@
 
 * The node is looked at every ``LABELS_LOOK_S``. Labels that changed are written when a second look finds the same, so
   that NFD writes the Node once for a change, and at most once in two looks.
-* The file says that its labels end after ``EXPIRY_S``, and is renewed every ``RENEW_S``: labels of an agent that is gone
-  end with it. While no GPU answers nothing is written: a node whose driver stays away loses its labels by then.
+* The file says that its labels end after ``EXPIRY_S``, and is renewed every ``RENEW_S``: labels of an agent that is
+  gone end with it. While no GPU answers nothing is written: a node whose driver stays away loses its labels by then.
 * Another file of the folder with one of our labels, or GFD's object for NFD, ends our file. With an API server nothing
   is written before it has said whether there is such an object.
 """
@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.features.gpu_labels.feature_file import FEATURES_FOLDER, FeatureFile
-from nodeagent.features.gpu_labels.gfd_labels import GpusOfNode, gpu_labels
+from nodeagent.features.gpu_labels.gfd_labels import PRODUCT, GpusOfNode, gpu_labels
 from nodeagent.host.sysfs import SysfsError, Tree
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,18 @@ log = logging.getLogger(__name__)
 LABELS_FIRST_S, LABELS_LOOK_S = 10.0, 30.0
 RENEW_S, EXPIRY_S = 3600.0, 6 * 3600.0
 _CALL_S = 10.0
-NO_FOLDER = f"{FEATURES_FOLDER} is not there. Is Node Feature Discovery on this node, and has the agent components/gpu-labels?"
+_REMEDY = "Remove GPU Feature Discovery and what it has left, or set nfd.gpuLabels: false"
+NO_FOLDER = (
+    f"the folder {FEATURES_FOLDER} is not there: run Node Feature Discovery on this node, and give the agent "
+    "components/gpu-labels"
+)
+
+
+class _Kept(NamedTuple):
+    """``changed``: the file was written or removed. ``beside``: who else sets the labels."""
+
+    changed: bool
+    beside: str | None = None
 
 
 class LabelKeeper:
@@ -35,14 +47,13 @@ class LabelKeeper:
     def __init__(self, tree: Tree, read: Callable[[], GpusOfNode], delivery: Delivery) -> None:
         self._tree, self._read, self._delivery = tree, read, delivery
         self._calls = BoundedCalls("labels of the GPUs", _CALL_S)
-        self._file: FeatureFile | None = None
-        self._seen: dict[str, str] | None = None
+        self._seen: Mapping[str, str] | None = None
         """The labels of the last look."""
-        self._said: str | None = None
+        self._beside: str | None = None
         self.asking = False
         """Whether an API server is asked for GFD's object and has not answered yet."""
-        self.object_beside: str | None = None
-        """A sentence about GFD's object, if there is one."""
+        self.gfd_object: str | None = None
+        """The namespace and name of GFD's object, if there is one."""
 
     async def run(self) -> None:
         """Follow the node until cancelled."""
@@ -56,56 +67,51 @@ class LabelKeeper:
         if self.asking:
             return
         try:
-            wrote = await self._calls.run(self._keep)
+            changed, beside = await self._calls.run(self._keep, self.gfd_object)
         except FileNotFoundError:
             self._fail(NO_FOLDER)
         except (OSError, SysfsError, Unanswered) as error:
             self._fail(str(error))
         else:
-            if wrote:
+            self._say(beside)
+            if changed:
                 self._delivery.succeeded()
-            elif self._delivery.reason is not None and self._delivery.remark is None:
+            elif self._delivery.reason is not None:
                 self._delivery.ended()
+
+    def _keep(self, gfd_object: str | None) -> _Kept:
+        """Blocks. Raises ``OSError`` and ``SysfsError``."""
+        file = FeatureFile(self._tree.path(FEATURES_FOLDER))
+        labels, now = gpu_labels(self._read()), time.time()
+        if gfd_object is not None:
+            return _Kept(file.remove(), f"NodeFeature {gfd_object}")
+        if (name := file.other_file(labels or (PRODUCT,), now)) is not None:
+            return _Kept(file.remove(), f"{FEATURES_FOLDER}/{name}")
+        if not labels:
+            return _Kept(changed=False)
+        again, self._seen = labels == self._seen, labels
+        written = file.read()
+        if written is None or (again and written.labels != labels):
+            file.write(labels, now + EXPIRY_S)
+            log.info("The labels of the GPUs were written for NFD. labels=%d", len(labels))
+            return _Kept(changed=True)
+        if EXPIRY_S - RENEW_S < written.expires - now <= EXPIRY_S:
+            return _Kept(changed=False)
+        file.write(written.labels, now + EXPIRY_S)
+        return _Kept(changed=True)
+
+    def _say(self, beside: str | None) -> None:
+        if beside == self._beside:
+            return
+        self._beside = beside
+        if beside is None:
+            self._delivery.remark = None
+            log.info("Nobody else sets the labels of the GPUs any more.")
+        else:
+            self._delivery.remark = f"not written, because {beside} sets the labels of the GPUs. {_REMEDY}"
+            log.warning("The labels of the GPUs are not written for NFD. reason=%r", self._delivery.remark)
 
     def _fail(self, reason: str) -> None:
         if self._delivery.reason != reason:
             log.warning("The labels of the GPUs cannot be written for NFD. reason=%r", reason)
         self._delivery.missed(reason, refused=False)
-
-    def _keep(self) -> bool:
-        """Return whether the file was written or removed. Blocks."""
-        if self._file is None:
-            self._file = FeatureFile(self._tree.path(FEATURES_FOLDER))
-        labels, now = gpu_labels(self._read()), time.time()
-        beside = self.object_beside
-        if beside is None and (name := self._file.other_file(labels or ("nvidia.com/gpu.product",), now)):
-            beside = (
-                f"the file {FEATURES_FOLDER}/{name} sets them. Remove GPU Feature Discovery and this file, or set "
-                "nfd.gpuLabels: false"
-            )
-        self._say(beside)
-        if beside is not None:
-            self._seen = None
-            return self._file.remove()
-        if not labels:
-            return False
-        again, self._seen = labels == self._seen, labels
-        written = self._file.read()
-        if written is None or (written.labels != labels and again):
-            self._file.write(labels, now + EXPIRY_S)
-            log.info("The labels of the GPUs were written for NFD. labels=%d", len(labels))
-            return True
-        left_s = written.expires - now
-        if not EXPIRY_S - RENEW_S < left_s <= EXPIRY_S + 1:  # after it: the clock was set back
-            self._file.write(written.labels, now + EXPIRY_S)
-            return True
-        return False
-
-    def _say(self, beside: str | None) -> None:
-        if beside != self._said:
-            self._said = beside
-            self._delivery.remark = beside and f"nothing is written beside GPU Feature Discovery: {beside}"
-            if beside is None:
-                log.info("Nobody else sets the labels of the GPUs any more.")
-            else:
-                log.warning("The labels of the GPUs are not written for NFD. reason=%r", beside)
