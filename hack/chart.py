@@ -50,6 +50,7 @@ PARTS = {
     "migClaims": ("mig-claims",),
     "optics": ("optics",),
     "nvSentinel": ("nvsentinel",),
+    "gpuLabels": ("gpu-labels",),
     "observe": (),
 }
 """Values of the chart, and the components whose changes of the agents' pods they enable; ``observe`` is an overlay."""
@@ -140,6 +141,7 @@ USES = {
         "infiniband.query: auto",
     ),
     "nvSentinel": ("($settings.nvSentinel | default dict).socket", "nvSentinel.socket"),
+    "gpuLabels": ("($settings.nfd | default dict).gpuLabels", "nfd.gpuLabels: true"),
     "mps": ('has "enforcement: mps" $said', "enforcement: mps of a gpu-mem resource"),
     "attach": ("($settings.attach | default dict).interface", "attach.interface"),
     "volcanoDeviceshare": ('has "volcano: true" $said', "volcano: true of a gpu-mem resource"),
@@ -154,6 +156,7 @@ COMPONENT = {"mps": "gpu-mps", "gpuProcesses": "gpu-processes", "nvSentinel": "n
         "jobs",
         "rails",
         "infiniband",
+        "gpuLabels",
         "mig",
         "migClaims",
         "attach",
@@ -377,6 +380,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             )
             + asked_of_the_controller()
             + write([controller(manifest) for manifest in build("controller", kubectl)]),
+        ),
+        "templates/gpu-labels.yaml": when(
+            "gpuLabels.enabled", used("gpuLabels") + write(objects("gpu-labels", kubectl))
         ),
         "templates/mps.yaml": when(
             "mps.enabled", used("mps") + write([beside(one, "mps") for one in objects("gpu-mps", kubectl)])

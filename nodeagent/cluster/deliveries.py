@@ -1,7 +1,7 @@
 """The state of what the agent writes, for each part of the agent: for ``/readyz``, metrics and Events.
 
 A part is ``nodelinks``, ``events``, ``marks``, ``evictions``, ``slices``, ``claims`` or ``volcano``, which write to the
-API server, or ``nvsentinel``. No failure here makes the agent unready: devices come first. But claims get a device only
+API server, ``nvsentinel``, or ``gpu-labels``, a file for NFD. No failure here makes the agent unready: devices come first. But claims get a device only
 through a slice: ``published`` has the pools of those that can.
 """
 

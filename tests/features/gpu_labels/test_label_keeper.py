@@ -30,6 +30,7 @@ from nodeagent.kube.client import ApiClient
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.features.gpu_labels.nodes import gpu, labels_by_nfd, of
 from tests.support.agent_core import agent_core
+from tests.support.nfd import node_feature_definition
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -236,20 +237,6 @@ NODE_FEATURE = {
 }  # fmt: skip
 
 
-def definition() -> dict[str, object]:
-    """NFD's definition of NodeFeatures, without the schema."""
-    version = {
-        "name": "v1alpha1", "served": True, "storage": True,
-        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-    }  # fmt: skip
-    names = {"kind": "NodeFeature", "listKind": "NodeFeatureList", "plural": "nodefeatures"}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "nodefeatures.nfd.k8s-sigs.io"},
-        "spec": {"group": "nfd.k8s-sigs.io", "scope": "Namespaced", "versions": [version], "names": names},
-    }  # fmt: skip
-
-
 @asynccontextmanager
 async def asked(place: Place, client: ApiClient) -> AsyncIterator[None]:
     place.keeper.asking = True
@@ -264,7 +251,7 @@ async def asked(place: Place, client: ApiClient) -> AsyncIterator[None]:
 async def test_beside_the_object_of_gfd_nothing_is_written(
     place: Place, server: ApiServer, client: ApiClient
 ) -> None:
-    server.put(definition())
+    server.put(node_feature_definition())
     server.put(NODE_FEATURE)
     async with asked(place, client):
         await until(lambda: place.keeper.gfd_object)
@@ -277,7 +264,7 @@ async def test_beside_the_object_of_gfd_nothing_is_written(
 async def test_the_object_of_another_node_does_not_matter(
     place: Place, server: ApiServer, client: ApiClient
 ) -> None:
-    server.put(definition())
+    server.put(node_feature_definition())
     server.put({**NODE_FEATURE, "metadata": {"name": "nvidia-features-for-gpu-01", "namespace": "a"}})
     async with asked(place, client):
         await until(place.file.exists)
@@ -288,7 +275,7 @@ async def test_without_the_right_or_the_definition_the_file_is_the_only_sign(
     place: Place, server: ApiServer, client: ApiClient, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     if status == 403:
-        server.put(definition())
+        server.put(node_feature_definition())
         server.fail("403", verb="list", resource="nodefeatures", times=None)
     with caplog.at_level("INFO"):
         async with asked(place, client):
@@ -300,7 +287,7 @@ async def test_without_the_right_or_the_definition_the_file_is_the_only_sign(
 async def test_nothing_is_written_before_the_api_server_has_answered(
     place: Place, server: ApiServer, client: ApiClient
 ) -> None:
-    server.put(definition())
+    server.put(node_feature_definition())
     server.fail("500", verb="list", resource="nodefeatures", times=None)
     async with asked(place, client):
         await asyncio.sleep(10 * LABELS_LOOK_S)
