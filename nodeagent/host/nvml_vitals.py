@@ -355,7 +355,8 @@ class VitalsReader:
                     "nvmlDeviceGetCudaComputeCapability", lambda: _compute_capability(lib, handle)
                 ),
                 "gpu_cuda_version": self._call(
-                    "nvmlSystemGetCudaDriverVersion_v2", lambda: cuda_version(lib.nvmlSystemGetCudaDriverVersion_v2())
+                    "nvmlSystemGetCudaDriverVersion_v2",
+                    lambda: cuda_version(lib.nvmlSystemGetCudaDriverVersion_v2()),
                 ),
                 "gpu_mig_capable": self._call("nvmlDeviceGetMigMode", lambda: _mig_capable(lib, handle)),
             }

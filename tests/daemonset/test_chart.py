@@ -201,7 +201,16 @@ def test_helm_renders_the_objects_that_kustomize_builds(installation: str) -> No
 
 
 def test_all_further_rights_together_mount_nothing_twice() -> None:
-    parts = ("gpuProcesses", "gpuMemoryLimits", "mig", "migClaims", "optics", "nvSentinel", "gpuLabels", "infiniband")
+    parts = (
+        "gpuProcesses",
+        "gpuMemoryLimits",
+        "mig",
+        "migClaims",
+        "optics",
+        "nvSentinel",
+        "gpuLabels",
+        "infiniband",
+    )
     values = {part: {"enabled": True} for part in (*parts, "dra")}
     values["config"] = HEADER | {"resources": [{"kind": "mig", "mode": "dra"}]}
     (daemonset,) = of_kind(render(values), "DaemonSet")

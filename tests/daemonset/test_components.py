@@ -306,7 +306,18 @@ SWITCHES = {
     **{
         value: re.sub("[A-Z]", lambda upper: f"-{upper[0].lower()}", value)
         for value in (
-            *("attach", "dra", "evictions", "gpuLabels", "infiniband", "jobs", "kueue", "marks", "mig", "migClaims"),
+            *(
+                "attach",
+                "dra",
+                "evictions",
+                "gpuLabels",
+                "infiniband",
+                "jobs",
+                "kueue",
+                "marks",
+                "mig",
+                "migClaims",
+            ),
             *(
                 "nodeConditions",
                 "nodeFeatureGroups",

@@ -112,6 +112,10 @@ def slices(server: ApiServer) -> list[Any]:
     return [one for it in server.objects("resourceslices") for one in it["spec"]["devices"]]
 
 
+def listed(*grant: str) -> Shown:
+    return lambda server: any(granted(seen) == grant and seen.status < 400 for seen in server.requests)
+
+
 NODES: Grant = ("patch", "", "nodes")
 NODE_STATUS: Grant = ("patch", "", "nodes/status")
 POD: Grant = ("get", "", "pods")
@@ -137,7 +141,7 @@ MARKED = {
     "cluster.reportHolders": Row("cluster: {reportHolders: true}", (), REPORT,
         lambda server: report(server).get("holders")),
     "nfd.gpuLabels": Row("nfd: {gpuLabels: true}", ("gpuLabels",), ("list", "nfd.k8s-sigs.io", "nodefeatures"),
-        lambda server: listed("list", "nfd.k8s-sigs.io", "nodefeatures")(server)),
+        listed("list", "nfd.k8s-sigs.io", "nodefeatures")),
     "rails.probe": Row("rails: {probe: true}", ("rails", "controller"), ("get", "nodeagent.io", "railpartners"),
         lambda server: any("railChecked" in link for link in report(server).get("links", ()))),
 }  # fmt: skip
@@ -160,10 +164,6 @@ AGENTS = {"marks": MARKED, "claims": CLAIMED, "deviceshare": PLACED}
 
 def hypernodes(server: ApiServer) -> list[Any]:
     return [one for one in server.objects("hypernodes") if one["metadata"]["name"].startswith("nodeagent-")]
-
-
-def listed(*grant: str) -> Shown:
-    return lambda server: any(granted(seen) == grant and seen.status < 400 for seen in server.requests)
 
 
 CONTROLLED = {

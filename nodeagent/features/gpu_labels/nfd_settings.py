@@ -13,7 +13,7 @@ class NfdSettings(Settings, frozen=True, kw_only=True):
         setting(
             "Write the labels of NVIDIA's GPU Feature Discovery (nvidia.com/gpu.product, gpu.memory, gpu.count, "
             "versions of driver and CUDA, gpu.clique, …) as a file for NFD's worker on this node. Nothing is written "
-            "while GPU Feature Discovery does it: known by its file, and by its object where the agent has the right to list "
-            "NodeFeatures."
+            "while GPU Feature Discovery does it: it is known by its file, and with the right to list NodeFeatures by "
+            "its object."
         ),
     ] = False
