@@ -372,7 +372,7 @@ def test_an_old_driver_returns_the_values_that_it_supports(start, old, machine):
         "gpu_memory_used_bytes",
         "gpu_memory_total_bytes",
     }
-    assert (reading.texts, reading.processes) == ({}, None)
+    assert (reading.texts, reading.processes) == ({"gpu_mig_capable": "no"}, None)
 
 
 def test_a_process_is_counted_once_and_has_its_own_part_of_the_sms(nvml, machine):
