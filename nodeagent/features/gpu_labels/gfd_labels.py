@@ -82,10 +82,10 @@ def gpu_labels(node: GpusOfNode) -> dict[str, str]:
     return {key: found[key] for key in sorted(found) if _is_label(key, found[key])}
 
 
-def plain(text: str) -> str:
+def sanitized(text: str) -> str:
     """The text with a label value's characters alone, its words joined.
 
-    >>> [plain(it) for it in ("NVIDIA A100-SXM4-40GB", " Quadro  RTX 6000/8000 ", "1g.10gb.me")]
+    >>> [sanitized(it) for it in ("NVIDIA A100-SXM4-40GB", " Quadro  RTX 6000/8000 ", "1g.10gb.me")]
     ['NVIDIA-A100-SXM4-40GB', 'Quadro-RTX-60008000', '1g.10gb.me']
     """
     return "-".join(_PLAIN.sub("", text).split())
@@ -109,7 +109,7 @@ def _is_label(key: str, value: str) -> bool:
 
 
 def _labels(node: GpusOfNode) -> Iterator[tuple[str, str]]:
-    yield "gpu.machine", plain(node.machine or "") or "unknown"
+    yield "gpu.machine", sanitized(node.machine or "") or "unknown"
     yield from _versions(node)
     if capable := {node.text(gpu).mig_capable for gpu in node.gpus} - {""}:
         yield "mig.capable", "true" if "yes" in capable else "false"
@@ -158,7 +158,7 @@ def _whole_gpus(node: GpusOfNode) -> Iterator[tuple[str, str]]:
     alike = {node.replicas.get(one.uuid, 1) for one in undivided if one.name == gpu.name} or {0}
     shared = max(alike) > 1
     ending = "-SHARED" if shared and not node.renamed else ""
-    if product := plain(gpu.name):
+    if product := sanitized(gpu.name):
         yield "gpu.product", f"{product}{ending}"
     yield "gpu.count", str(counts[gpu.name])
     if len(alike) == 1:
@@ -183,8 +183,8 @@ def _mig_profiles(gpus: Iterable[Gpu]) -> Iterator[tuple[str, str]]:
     for profile, devices in found.items():
         gpu, device = devices[0]
         start = f"mig-{profile}"
-        if product := plain(gpu.name):
-            yield f"{start}.product", f"{product}-MIG-{plain(profile)}"
+        if product := sanitized(gpu.name):
+            yield f"{start}.product", f"{product}-MIG-{sanitized(profile)}"
         yield f"{start}.count", str(len(devices))
         yield f"{start}.replicas", "1"
         yield f"{start}.sharing-strategy", "none"
