@@ -12,6 +12,7 @@ from typing import NamedTuple
 from nodeagent import __version__
 from nodeagent.agent_config import Config, by_volcano, config_digest
 from nodeagent.features.gpu_labels import labels_task
+from nodeagent.features.gpu_labels.nfd_settings import OfferedGpus
 from nodeagent.features.netdevs_in_pods import netdevs_task
 from nodeagent.features.nvsentinel import sentinel_task
 from nodeagent.features.peer_values import compare_task
@@ -36,8 +37,8 @@ class AgentRow(NamedTuple):
     families: tuple[ComputedFamily[ScrapeInput], ...] = ()
 
 
-def _gpus(config: Config) -> labels_task.OfferedGpus:
-    return labels_task.OfferedGpus(
+def _gpus(config: Config) -> OfferedGpus:
+    return OfferedGpus(
         mps=any(entry.enforcement == "mps" for entry in memory_entries(config.resources)),
         by_profile=bool(mig_entries(config.resources)),
     )

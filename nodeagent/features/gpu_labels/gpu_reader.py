@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from nodeagent.features.gpu_labels.gfd_labels import RESOURCE, SHARED_RESOURCE, GpusOfNode, GpuTexts
-from nodeagent.features.gpu_labels.labels_task import OfferedGpus
+from nodeagent.features.gpu_labels.nfd_settings import OfferedGpus
 from nodeagent.features.seam import AgentCore
 from nodeagent.host.sysfs import SysfsError
 from nodeagent.measurements.sample import Source

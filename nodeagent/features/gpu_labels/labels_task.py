@@ -6,22 +6,15 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nodeagent.base.bounded_calls import in_thread
-from nodeagent.features.gpu_labels.nfd_settings import NfdSettings
+from nodeagent.features.gpu_labels.nfd_settings import NfdSettings, OfferedGpus
 from nodeagent.features.seam import AgentCore, AgentPart
 
 if TYPE_CHECKING:
     from nodeagent.cluster.agent_tasks import Task, Writing
     from nodeagent.features.gpu_labels.label_keeper import LabelKeeper
-
-
-class OfferedGpus(NamedTuple):
-    """``mps``: a resource is shared by MPS. ``by_profile``: there is a resource of kind mig."""
-
-    mps: bool
-    by_profile: bool
 
 
 def start_labels(core: AgentCore, settings: NfdSettings, offered: Callable[[], OfferedGpus]) -> AgentPart:

@@ -1,6 +1,6 @@
 """The settings of the labels for Node Feature Discovery."""
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from nodeagent.config.setting import Settings, setting
 
@@ -17,3 +17,11 @@ class NfdSettings(Settings, frozen=True, kw_only=True):
             "its object."
         ),
     ] = False
+
+
+class OfferedGpus(NamedTuple):
+    """What other settings say of the GPUs. ``mps``: a resource is shared by MPS. ``by_profile``: there is a resource of
+    kind mig."""
+
+    mps: bool
+    by_profile: bool

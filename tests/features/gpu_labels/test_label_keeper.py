@@ -23,8 +23,8 @@ from nodeagent.features.gpu_labels.label_keeper import (
     RENEW_S,
     LabelKeeper,
 )
-from nodeagent.features.gpu_labels.labels_task import OfferedGpus, start_labels
-from nodeagent.features.gpu_labels.nfd_settings import NfdSettings
+from nodeagent.features.gpu_labels.labels_task import start_labels
+from nodeagent.features.gpu_labels.nfd_settings import NfdSettings, OfferedGpus
 from nodeagent.host.sysfs import Tree
 from nodeagent.kube.client import ApiClient
 from nodeagent_lab.sim.apiserver import ApiServer
