@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
@@ -42,13 +43,15 @@ class _Kept(NamedTuple):
 
 
 class LabelKeeper:
-    """``read`` returns the GPUs as they are now, and blocks. Belongs to one event loop."""
+    """``read`` returns the GPUs as they are now; PCI classes that it does not know are read in the tree. Belongs to one
+    event loop."""
 
     def __init__(self, tree: Tree, read: Callable[[], GpusOfNode], delivery: Delivery) -> None:
         self._tree, self._read, self._delivery = tree, read, delivery
         self._calls = BoundedCalls("labels of the GPUs", _CALL_S)
         self._seen: Mapping[str, str] | None = None
         """The labels of the last look."""
+        self._classes: dict[str, int] = {}
         self._beside: str | None = None
         self.asking = False
         """Whether an API server is asked for GFD's object and has not answered yet."""
@@ -67,7 +70,7 @@ class LabelKeeper:
         if self.asking:
             return
         try:
-            changed, beside = await self._calls.run(self._keep, self.gfd_object)
+            changed, beside = await self._calls.run(self._keep, self._read(), self.gfd_object)
         except FileNotFoundError:
             self._fail(NO_FOLDER)
         except (OSError, SysfsError, Unanswered) as error:
@@ -79,10 +82,10 @@ class LabelKeeper:
             elif self._delivery.reason is not None:
                 self._delivery.ended()
 
-    def _keep(self, gfd_object: str | None) -> _Kept:
+    def _keep(self, node: GpusOfNode, gfd_object: str | None) -> _Kept:
         """Blocks. Raises ``OSError`` and ``SysfsError``."""
         file = FeatureFile(self._tree.path(FEATURES_FOLDER))
-        labels, now = gpu_labels(self._read()), time.time()
+        labels, now = gpu_labels(self._with_classes(node)), time.time()
         if gfd_object is not None:
             return _Kept(file.remove(), f"NodeFeature {gfd_object}")
         if (name := file.other_file(labels or (PRODUCT,), now)) is not None:
@@ -99,6 +102,19 @@ class LabelKeeper:
             return _Kept(changed=False)
         file.write(written.labels, now + EXPIRY_S)
         return _Kept(changed=True)
+
+    def _with_classes(self, node: GpusOfNode) -> GpusOfNode:
+        """Blocks: each is read once."""
+        texts = dict(node.texts)
+        for gpu in node.gpus:
+            of, address = node.text(gpu), gpu.pci_address
+            if of.pci_class is None:
+                if address not in self._classes:
+                    with suppress(SysfsError):
+                        if (found := self._tree.integer(f"/sys/bus/pci/devices/{address}/class")) is not None:
+                            self._classes[address] = found
+                texts[gpu.uuid] = of._replace(pci_class=self._classes.get(address))
+        return node._replace(texts=texts)
 
     def _say(self, beside: str | None) -> None:
         if beside == self._beside:

@@ -21,11 +21,11 @@ def start_labels(core: AgentCore, settings: NfdSettings, offered: Callable[[], O
     """A file that is there although the settings no longer ask for one is removed."""
     if not settings.gpu_labels:
         return AgentPart(tasks={"gpu-labels": partial(_switch_off, core)})
-    from nodeagent.features.gpu_labels.gpu_reader import GpuReader  # noqa: PLC0415
+    from nodeagent.features.gpu_labels.gpu_reader import gpus_now  # noqa: PLC0415
     from nodeagent.features.gpu_labels.label_keeper import LabelKeeper  # noqa: PLC0415
 
-    read = GpuReader(core, offered).read
-    keeper = LabelKeeper(core.tree, read, core.deliveries.of("gpu-labels", "Node Feature Discovery"))
+    delivery = core.deliveries.of("gpu-labels", "Node Feature Discovery")
+    keeper = LabelKeeper(core.tree, lambda: gpus_now(core, offered()), delivery)
 
     def looking(to: Writing) -> Task:
         keeper.asking = True
