@@ -47,6 +47,7 @@ from nodeagent.kinds.resource_settings import (
     ResourceSettings,
     VfResource,
     VfsEntry,
+    attached_shares,
     memory_entries,
 )
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
@@ -249,7 +250,8 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
     )
     for conflict in accounting_conflicts(section(built, ("gpu", "accounting"), GpuAccountingSettings)):
         yield conflict.below("gpu", "accounting")
-    for conflict in attach_conflicts(section(built, ("attach",), AttachSettings)):
+    shares = attached_shares(entry for _, entry in resources)
+    for conflict in attach_conflicts(section(built, ("attach",), AttachSettings), shares):
         yield conflict.below("attach")
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))
     for conflict in web_conflicts(section(built, ("web",), WebSettings)):

@@ -97,8 +97,9 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
         )
 
 
-def attach_conflicts(settings: AttachSettings) -> Iterator[Conflict]:
-    """Yield the settings that do not fit, below ``attach``."""
+def attach_conflicts(settings: AttachSettings, shares: int = 0) -> Iterator[Conflict]:
+    """Yield the settings that do not fit, below ``attach``. ``shares``: the most shares of an HCA whose pods get a
+    netdev."""
     if settings.addresses is not None and settings.interface is None:
         yield Conflict(
             (("addresses",), ("interface",)),
@@ -108,6 +109,13 @@ def attach_conflicts(settings: AttachSettings) -> Iterator[Conflict]:
         yield Conflict(
             (("numbers",), ("addresses",)),
             "numbers decide IPv4 addresses alone: set attach.addresses to an IPv4 prefix too",
+        )
+    with_addresses = settings.addresses is not None and ":" not in settings.addresses
+    if settings.interface is not None and with_addresses and shares > settings.shares:
+        yield Conflict(
+            (("shares",), ("addresses",)),
+            f"an HCA has {shares} shares and {settings.shares} of them an address, so pods with the others would not "
+            f"start: set attach.shares to {shares}",
         )
     if (plan := settings.address_plan) is not None:
         for fault in plan.faults():

@@ -37,6 +37,13 @@ class GivenNumbers(NamedTuple):
 NOTHING_GIVEN = GivenNumbers()
 
 
+class _Kept(msgspec.Struct):
+    """The content of the file. A disk that was copied has the numbers of another node."""
+
+    node: str
+    spec: RailPartnersSpec
+
+
 def given_numbers(spec: RailPartnersSpec) -> GivenNumbers:
     """Read an object of the controller. Pure."""
     taken: dict[IPv4Address | IPv6Address, str] = {}
@@ -50,17 +57,21 @@ def given_numbers(spec: RailPartnersSpec) -> GivenNumbers:
     return GivenNumbers({one.rail: one for one in spec.numbers}, taken)
 
 
-def write_given_numbers(folder: Path, spec: RailPartnersSpec) -> None:
-    """Keep the object that was read last, if it differs. ``folder`` is the state directory. Blocks; raises
+def write_given_numbers(folder: Path, node: str, spec: RailPartnersSpec) -> None:
+    """Keep the object of the node that was read last, if it differs. ``folder`` is the state directory. Blocks; raises
     ``OSError``."""
-    replace_changed_file(folder / NUMBERS_FILE, msgspec.json.encode(spec) + b"\n")
+    replace_changed_file(folder / NUMBERS_FILE, msgspec.json.encode(_Kept(node, spec)) + b"\n")
 
 
-def read_given_numbers(folder: Path) -> GivenNumbers:
-    """The object that was kept; nothing without a file, or if it cannot be read. Blocks."""
+def read_given_numbers(folder: Path, node: str) -> GivenNumbers:
+    """The object of the node that was kept; nothing without a file, with that of another node, or if it cannot be read.
+    Blocks."""
     path = folder / NUMBERS_FILE
     try:
-        return given_numbers(msgspec.json.decode(read_regular(path, STORED_SIZE_MAX), type=RailPartnersSpec))
+        kept = msgspec.json.decode(read_regular(path, STORED_SIZE_MAX), type=_Kept)
+        if kept.node == node:
+            return given_numbers(kept.spec)
+        log.warning("The numbers of another node are not used. file=%s node=%r", path, kept.node)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:

@@ -121,11 +121,12 @@ class LeafObjects:
         return tuple(sorted((key, text) for key, text in texts.items() if text))
 
     def _gains(self, leaf: str, name: str, members: Collection[str]) -> bool:
-        """Whether the object lists a switch of its group that it did not list."""
+        """Whether the object lists a switch of its group that it did not list. With as many nodes at the switch in
+        another object it does not: a list of it would be evidence against itself."""
         if leaf in self._votes.pairs.static:
             return True
         return self._is_confirmed(leaf, members) and not (
-            self._votes.pairs.homes and self._is_elsewhere(leaf, name)
+            self._votes.pairs.homes and self._is_elsewhere(leaf, name, tie=True)
         )
 
     def _is_confirmed(self, leaf: str, members: Collection[str]) -> bool:
@@ -141,8 +142,8 @@ class LeafObjects:
                         return True
         return False
 
-    def _is_elsewhere(self, leaf: str, name: str) -> bool:
-        """The switch is foreign, or another object has more nodes at it."""
+    def _is_elsewhere(self, leaf: str, name: str, *, tie: bool = False) -> bool:
+        """The switch is foreign, or another object has more nodes at it; with ``tie`` also as many."""
         if leaf in self._cabling.foreign:
             return True
         if leaf in self._votes.pairs.static:
@@ -150,7 +151,9 @@ class LeafObjects:
             return group is not None and bool(group.voters or group.forced)
         nodes = chain.from_iterable(pattern.nodes for pattern in self._votes.at(leaf))
         counts = Counter(self._place[node] for node in nodes if node in self._place)
-        return max(counts.values(), default=0) > counts[name]
+        own = counts.pop(name, 0)
+        most = max(counts.values(), default=0)
+        return most > own or (tie and most == own > 0)
 
     def _has_link_without_neighbor(self, members: Iterable[str]) -> bool:
         patterns = map(self._votes.pattern, members)

@@ -169,7 +169,7 @@ class SwitchNames:
                 for distinct_name, same in self._split_by_domain(name, announcements):
                     if self._is_one_switch(distinct_name, same):
                         named.append(NamedSwitch(distinct_name, same))
-                    elif known := _known_to_others(same, self._patterns, self.record, distinct_name):
+                    elif known := _known_to_others(same, self._patterns, self.record):
                         named.append(NamedSwitch(distinct_name, known))
                         chosen.update(self._assign_separately(distinct_name, same, except_for=known))
                     else:
@@ -536,16 +536,16 @@ def _known_to_others(
     announcements: Iterable[SwitchAnnouncement],
     users: Mapping[SwitchAnnouncement, Iterable[CablingPattern]],
     record: Mapping[str, str],
-    name: str,
 ) -> tuple[SwitchAnnouncement, ...]:
-    """The announcements of the one chassis ID that two nodes have under this name, if one further node alone reports
-    the other IDs: the switch keeps its name. None, where it was known by its ID before."""
+    """The announcements of the one chassis ID that two nodes have under a name, if one further node alone reports the
+    other IDs: the switch keeps its name, or that of before it was renamed. None, where it was known by its ID."""
     nodes: dict[str, set[str]] = {}
     for one in announcements:
         nodes.setdefault(one.chassis, set()).update(chain.from_iterable(p.nodes for p in users[one]))
     for chassis, told in nodes.items():
         others = set[str]().union(*(nodes[other] for other in nodes if other != chassis))
-        if len(others) == 1 and len(told - others) > 1 and record.get(chassis, name) == name:
+        known_by_id = record.get(chassis, "").startswith((CHASSIS, ADDRESS))
+        if len(others) == 1 and len(told - others) > 1 and not known_by_id:
             return tuple(one for one in announcements if one.chassis == chassis)
     return ()
 

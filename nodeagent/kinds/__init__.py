@@ -85,6 +85,11 @@ class DeviceKind(msgspec.Struct, frozen=True):
         """Whether `nodeagent attach` moves netdevs of its devices into pods."""
         return False
 
+    @property
+    def whole_nics(self) -> tuple[str, ...]:
+        """The PFs that are its devices themselves while they have no VFs, by PCI address."""
+        return ()
+
     def resized(self, device_mib: int) -> DeviceKind:  # noqa: ARG002
         """Return this kind with devices of another size; a kind without a size returns itself."""
         return self

@@ -647,6 +647,20 @@ def network_entries(resources: Iterable[ResourceSettings]) -> tuple[NetworkResou
     return tuple(entry for entry in resources if isinstance(entry, NetworkResource))
 
 
+def attached_shares(resources: Iterable[ResourceSettings]) -> int:
+    """Return the most shares of an HCA that a netdev in the pod may follow: by name, and not of InfiniBand alone."""
+    return max(
+        (
+            entry.shares
+            for entry in resources
+            if isinstance(entry, RdmaResource)
+            and not entry.by_claim
+            and set(entry.select.link_types) != {"infiniband"}
+        ),
+        default=0,
+    )
+
+
 def vf_entries(resources: Iterable[ResourceSettings]) -> tuple[VfResource, ...]:
     """Return the entries of VFs."""
     return tuple(entry for entry in resources if isinstance(entry, VfResource))

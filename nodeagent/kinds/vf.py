@@ -86,6 +86,10 @@ class VfPool(DeviceKind, frozen=True):
     def attaches(self) -> bool:
         return self.attach and not self.whole
 
+    @property
+    def whole_nics(self) -> tuple[str, ...]:
+        return tuple(self.pfs) if self.whole else ()
+
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         held = {
             device

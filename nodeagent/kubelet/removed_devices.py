@@ -12,7 +12,7 @@ it. If it returns, it is a new device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nodeagent.facts.model import Snapshot
 
@@ -27,17 +27,24 @@ class RemovedDevices:
         self._free_since: dict[str, float] = {}
         self._parents: dict[str, str] = {}
         """The GPU of each MIG device that was ever listed."""
+        self._whole: set[str] = set()
+        """The NICs that were ever listed as a whole."""
 
-    def take(self, snapshot: Snapshot, now: float) -> frozenset[str]:
-        """Take a snapshot, with any clock in seconds that never goes back. Return the devices that are gone since."""
+    def take(self, snapshot: Snapshot, now: float, whole: Iterable[str] = ()) -> frozenset[str]:
+        """Take a snapshot, with any clock in seconds that never goes back. Return the devices that are gone since.
+
+        ``whole``: the NICs that are offered as a whole while they have no VFs, by PCI address.
+        """
         self._parents |= {device.uuid: gpu.uuid for gpu in snapshot.gpus for device in gpu.mig_devices}
-        present = frozenset(_present(snapshot))
+        self._whole |= snapshot.whole_nics.keys() & set(whole)
+        divided = self._whole & set(_divided_nics(snapshot))
+        present = frozenset(_present(snapshot)) - divided
         stale = {source.source for source in snapshot.stale_sources}
         if snapshot.holdings is None or "pods" in stale:
             self._free_since.clear()
             return self._drop(frozenset(), present)
         held = {id_.partition("::")[0] for holding in snapshot.holdings for id_ in holding.device_ids}
-        removed = {*_removed_vfs(snapshot), *_divided_nics(snapshot)}
+        removed = {*_removed_vfs(snapshot), *divided}
         if "gpus" not in stale:
             removed |= set(self._removed_gpus(snapshot)) - present
         free = removed - held
@@ -57,12 +64,7 @@ class RemovedDevices:
 
 
 def _present(snapshot: Snapshot) -> Iterator[str]:
-    divided = frozenset(_divided_nics(snapshot))
-    yield from (
-        function.pci_address
-        for function in snapshot.functions
-        if not function.missing and function.pci_address not in divided
-    )
+    yield from (function.pci_address for function in snapshot.functions if not function.missing)
     for gpu in snapshot.gpus:
         if gpu.mig:
             yield from (device.uuid for device in gpu.mig_devices)

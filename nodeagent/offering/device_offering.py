@@ -265,11 +265,13 @@ class DeviceOffering:
 
     def _drop_removed(self, snapshot: Snapshot) -> bool:
         """Whether removed devices may leave the lists from now on."""
-        gone = self._removed.take(snapshot, time.monotonic())
+        whole = (pf for kind in self.offered for pf in kind.whole_nics)
+        gone = self._removed.take(snapshot, time.monotonic(), whole)
         if gone:
             names = ",".join(sorted(gone))
             log.info("Removed devices leave the device lists: no pod holds them. devices=%s", names)
-            self._forget_nics(gone)
+            here = {function.pci_address for function in snapshot.functions if not function.missing}
+            self._forget_nics(gone - here)
         return bool(gone)
 
     def _settle(self, candidates: list[DeviceKind], withheld: list[Withheld], snapshot: Snapshot) -> None:

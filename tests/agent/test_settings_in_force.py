@@ -228,6 +228,7 @@ VFS: dict[str, Any] = {
 
 TOGETHER = {
     "attach.addresses": ("attach.interface",),
+    "attach.numbers": ("attach.interface", "attach.addresses"),
     "web.keyFile": ("web.certificateFile",),
     "web.clientCaFile": ("web.certificateFile",),
     "web.tokenFile": ("web.certificateFile",),

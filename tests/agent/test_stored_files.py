@@ -55,6 +55,7 @@ OTHER_WRITERS = {
     "nodeagent/attach/attach_files.py": "read by the doctor",
     "nodeagent/attach/attach_stamps.py": "read by nodeagent attach; an Allocate fails without its stamp",
     "nodeagent/attach/attached_spec.py": "read by container runtimes",
+    "nodeagent/attach/given_numbers.py": "the controller's object, kept for a start without the API server",
     "nodeagent/attach/host_names.py": "of nodeagent attach, which is no agent",
     "nodeagent/dra/claim_files.py": "a form of the store, with a CDI spec beside each file",
     "nodeagent/kubelet/cdi_files.py": "read by container runtimes",

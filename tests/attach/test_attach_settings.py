@@ -30,6 +30,28 @@ def test_vfs_of_claims_are_moved_too() -> None:
 
 
 @pytest.mark.parametrize(
+    ("entry", "attach", "refused"),
+    [
+        ("kind: rdma, shares: 4", 'addresses: "10.{100+rail}.0.0/16", shares: 3', True),
+        ("kind: rdma, shares: 4", 'addresses: "10.{100+rail}.0.0/16", shares: 4', False),
+        ("kind: rdma, shares: 4", 'addresses: "fd00:{rail}::/64"', False),
+        ("kind: rdma, shares: 4", "vfs: 8", False),
+        ("kind: rdma, shares: 4, mode: dra", 'addresses: "10.{100+rail}.0.0/16"', False),
+        ("kind: rdma, shares: 4, select: {linkTypes: [infiniband]}", 'addresses: "10.{100+rail}.0.0/16"', False),
+    ],
+)  # fmt: skip
+def test_each_share_whose_pod_gets_a_netdev_has_an_address(entry: str, attach: str, refused: bool) -> None:
+    text = f'{HEAD}resources: [{{{entry}}}]\nattach: {{interface: "rail{{rail}}", nodes: 500, {attach}}}\n'
+    if not refused:
+        load(text, name="f")
+        return
+    with pytest.raises(ConfigError) as faults:
+        load(text, name="f")
+    (fault,) = faults.value.errors
+    assert fault.message.endswith("would not start: set attach.shares to 4"), fault
+
+
+@pytest.mark.parametrize(
     ("section", "line", "why"),
     [
         ("interface: rail", 4, "it needs {rail}"),

@@ -116,6 +116,7 @@ def test_a_hall_that_grows_cable_by_cable_has_no_anomaly_and_loses_no_name(
 @example(seed=725286213413, units=3, size=3, rails=6)
 @example(seed=45138415149, units=2, size=5, rails=6)
 @example(seed=953085916884, units=3, size=5, rails=2)
+@example(seed=253, units=3, size=5, rails=4)
 @given(seed=SEED, units=st.integers(2, 3), size=st.integers(2, 5), rails=st.sampled_from((2, 4, 6)))
 def test_a_hall_with_shared_storage_grows_into_its_units(
     seed: int, units: int, size: int, rails: int

@@ -279,6 +279,7 @@ SHAPE, SEED = st.sampled_from(sorted(SHAPES)), st.integers(0, 2**64)
 @pytest.mark.slow
 @settings(max_examples=examples(200))
 @example(shape="single-homed", seed=20909329, steps=4)
+@example(shape="mlag", seed=163, steps=6)
 @given(shape=SHAPE, seed=SEED, steps=st.integers(1, 10))
 def test_a_plan_depends_on_nothing_but_the_inputs_the_memory_and_the_time(
     shape: str, seed: int, steps: int

@@ -176,7 +176,7 @@ class WholeAndDivided(RuleBasedStateMachine):
 
     @invariant()
     def a_held_device_stays_on_the_list_and_only_a_held_nic_is_away(self) -> None:
-        self.removed.take(self.snapshot(), self.now)
+        self.removed.take(self.snapshot(), self.now, {NIC.pci_address})
         assert not self.removed.gone & self.held.keys()
         if self.away and not self.vfs and not self.missing:
             assert (("x/whole0", NIC.pci_address, True)) in set(self.devices()), "a moved NIC is healthy"
@@ -189,8 +189,19 @@ TestWholeAndDivided.settings = settings(max_examples=examples(50), stateful_step
 def test_a_nic_that_got_vfs_leaves_the_list_once_it_is_free() -> None:
     removed, divided = RemovedDevices(), machine(replace(NIC, num_vfs=1), vf_of(NIC, 0))
     held = replace(divided, holdings=(Holding("default", "worker", "main", "x/whole0", (NIC.pci_address,)),))
-    assert removed.take(held, 0.0) == removed.take(held, FREE_S) == frozenset()
-    assert removed.take(divided, FREE_S) == frozenset()
-    assert removed.take(divided, 2 * FREE_S) == {NIC.pci_address}
-    assert removed.take(machine(NIC), 3 * FREE_S) == frozenset()
+    whole = {NIC.pci_address}
+    assert removed.take(machine(NIC), 0.0, whole) == frozenset()
+    assert removed.take(held, 0.0, whole) == removed.take(held, FREE_S, whole) == frozenset()
+    assert removed.take(divided, FREE_S, whole) == frozenset()
+    assert removed.take(divided, 2 * FREE_S, whole) == whole
+    assert removed.take(machine(NIC), 3 * FREE_S, whole) == frozenset()
+    assert removed.gone == frozenset()
+
+
+@pytest.mark.parametrize(("seen", "whole"), [(True, set()), (False, {NIC.pci_address})])
+def test_a_pf_with_vfs_that_was_never_listed_as_a_whole_leaves_no_list(seen: bool, whole: set[str]) -> None:
+    removed, divided = RemovedDevices(), machine(replace(NIC, num_vfs=1), vf_of(NIC, 0))
+    if seen:
+        removed.take(machine(NIC), 0.0, whole)
+    assert removed.take(divided, 1.0, whole) == removed.take(divided, 1.0 + FREE_S, whole) == frozenset()
     assert removed.gone == frozenset()

@@ -598,6 +598,52 @@ def test_a_pf_that_is_a_port_of_a_bond_says_so_and_sends_no_probe(run: Run) -> N
     assert data["packets"] == 0
 
 
+# --- NICs as a whole ----------------------------------------------------------------------------------------
+
+
+def test_pfs_without_vfs_and_functions_of_the_host_are_offered_as_a_whole(run: Run) -> None:
+    data = run.step("whole")
+    assert data["config"]["code"] == 0
+    assert data["given"], "this machine is a virtual one: its host gave it a NIC without a PF"
+    assert {ids[0] for ids in map(list, (data["offered"][f"nodeagent.io/whole{n}"] for n in range(4)))} == {
+        *run.pfs
+    }
+    assert sorted(data["offered"]["nodeagent.io/guest"]) == sorted(data["given"])
+    assert data["stopped"]["code"] == 0
+
+
+def test_a_pod_gets_a_nic_as_a_whole_as_it_gets_a_vf(run: Run) -> None:
+    data, pf = run.step("whole"), run.pfs[0]
+    assert data["held"] == [pf]
+    assert data["env"]["PCIDEVICE_NODEAGENT_IO_WHOLE0"] == pf
+    (info,) = map(json.loads, data["info"].values())
+    assert info["pci"] == {"pci-address": pf}
+
+
+def test_a_nic_in_a_pod_stays_healthy_and_comes_back(run: Run) -> None:
+    data, pf = run.step("whole"), run.pfs[0]
+    assert data["away"]["netdev"] is None
+    assert data["away"]["health"]["state"] == "unknown"
+    assert data["away_healths"] == {pf: "Healthy"}
+    assert data["back"]["health"]["allocatable"] is True
+
+
+def test_a_nic_is_whole_or_divided_whoever_comes_first(run: Run) -> None:
+    data = run.step("whole")
+    assert set(data["vfs_of_held"].values()) == {"Unhealthy"}
+    assert data["thief"] == "Failed"
+    assert list(data["stays"]) == [run.pfs[0]], "what a pod holds stays on the list"
+    assert data["divided"]["nodeagent.io/whole2"] == {run.pfs[2]: "Unhealthy"}
+    assert set(data["divided"]["nodeagent.io/nic2"].values()) == {"Healthy"}
+
+
+def test_a_nic_whose_cable_is_lost_is_withdrawn_as_a_whole(run: Run) -> None:
+    lost = run.step("whole")["lost"]
+    assert [list(lost[f"nodeagent.io/whole{n}"].values()) for n in range(4)] == [
+        ["Healthy"], ["Unhealthy"], ["Healthy"], ["Healthy"],
+    ]  # fmt: skip
+
+
 def test_the_kernel_is_that_of_the_package_and_has_two_numa_nodes(run: Run) -> None:
     assert run.step("facts")["kernel"] == run.manifest["kernel"]
     assert run.step("facts")["nodes"] == "0-1"

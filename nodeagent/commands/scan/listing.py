@@ -32,7 +32,7 @@ from nodeagent.base.supervise import beside
 from nodeagent.config.file_errors import ConfigError, FileError
 from nodeagent.config.merged_tree import ConfigText
 from nodeagent.console.agent_query import Fetch, ask_for, follow_agent, origin, wait_for
-from nodeagent.console.json_document import json_document
+from nodeagent.console.json_document import json_document, node_name
 from nodeagent.console.options import GOOD, USAGE
 from nodeagent.console.running_sources import sentences, unanswered, view_of
 from nodeagent.console.terminal import (
@@ -224,7 +224,7 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
     gateways = () if addresses is None else route_gateways()
     given = None
     if config.attach.numbers and addresses is not None:
-        given = read_given_numbers(Tree(Path("/")).path(config.health.state_directory))
+        given = read_given_numbers(Tree(Path("/")).path(config.health.state_directory), node_name(Path("/")))
     offered = [devices for _, of_resource in view.resources for devices in of_resource]
     return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, offered, given)
 

@@ -40,7 +40,7 @@ def start_netdevs(core: AgentCore, settings: AttachSettings) -> AgentPart:
     return AgentPart(tasks={"attach": partial(_switch_off, core)})
 
 
-async def _plan(core: AgentCore, settings: AttachSettings, _node: str | None) -> None:
+async def _plan(core: AgentCore, settings: AttachSettings, node: str | None) -> None:
     await core.settled.wait()
     from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter  # noqa: PLC0415
 
@@ -48,7 +48,9 @@ async def _plan(core: AgentCore, settings: AttachSettings, _node: str | None) ->
         snapshot = core.inventory.snapshot
         return (one for kind in core.offer.offered if kind.attaches for one in kind.devices(snapshot))
 
-    await PlanWriter(settings, core.inventory, lambda: core.offer.rails, core.state, offered=offered).run()
+    await PlanWriter(
+        settings, core.inventory, lambda: core.offer.rails, core.state, offered=offered, node=node or ""
+    ).run()
 
 
 async def _watch(core: AgentCore, watch: AttachWatch, _node: str | None) -> None:

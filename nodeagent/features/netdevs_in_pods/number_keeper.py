@@ -25,7 +25,7 @@ async def keep_numbers(folder: Path, client: ApiClient, node: str, delivery: Del
     async def take(partners: RailPartners | None) -> None:
         if partners is not None:
             try:
-                await calls.run(write_given_numbers, folder, partners.spec)
+                await calls.run(write_given_numbers, folder, node, partners.spec)
             except OSError as error:
                 log.warning("The numbers of this node cannot be kept. reason=%r", str(error))
 

@@ -35,7 +35,8 @@ _WRITE_S = 5.0
 
 
 class PlanWriter:
-    """``rails`` returns the rail of each PF, ``offered`` the devices that get netdevs. Belongs to one event loop."""
+    """``rails`` returns the rail of each PF, ``offered`` the devices that get netdevs. ``node`` is the name of
+    the Node. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -45,9 +46,10 @@ class PlanWriter:
         folder: Path,
         read_addresses: Callable[[frozenset[str]], PfAddresses] = pf_addresses,
         offered: Callable[[], Iterable[Devices]] = tuple,
+        node: str = "",
     ) -> None:
         self._settings, self._inventory, self._rails = settings, inventory, rails
-        self._folder = folder
+        self._folder, self._node = folder, node
         self._offered = offered
         self._read = read_addresses
         self._addresses: PfAddresses = {}
@@ -76,7 +78,7 @@ class PlanWriter:
             gateways = await self._calls.run(route_gateways)
             given = None
             if self._settings.numbers:
-                given = await self._calls.run(read_given_numbers, self._folder)
+                given = await self._calls.run(read_given_numbers, self._folder, self._node)
             offered = self._offered()
             plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, offered, given)
             if await self._calls.run(write_attach_plan, self._folder, plan):

@@ -261,14 +261,16 @@ async def test_the_plan_follows_the_kept_numbers_also_while_no_api_server_answer
     inventory.publish("link", links=node(vf()).links)
 
     async def address() -> str | None:
-        await PlanWriter(GIVEN, inventory, lambda: RAILS, tmp_path, lambda _: {}).write()
+        await PlanWriter(GIVEN, inventory, lambda: RAILS, tmp_path, lambda _: {}, node="gpu-0").write()
         plan = read_attach_plan(tmp_path)
         assert plan is not None
         return plan.vfs[VF].address
 
     assert await address() is None
     one = RailNumber(rail="nic3", prefix="10.103.0.0/16", number=7)
-    write_given_numbers(tmp_path, RailPartnersSpec(numbers=(one,)))
+    write_given_numbers(tmp_path, "gpu-1", RailPartnersSpec(numbers=(one,)))
+    assert await address() is None, "the disk was copied from another node"
+    write_given_numbers(tmp_path, "gpu-0", RailPartnersSpec(numbers=(one,)))
     assert await address() == "10.103.16.7/16"
     (tmp_path / NUMBERS_FILE).write_text("{")
     assert await address() is None, "a broken file is no number"
@@ -283,8 +285,8 @@ async def test_the_object_of_the_node_is_kept_and_stays_when_it_is_deleted(
     meta = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "RailPartners", "metadata": {"name": "gpu-0"}}
     server.put(meta | {"spec": {"numbers": [number]}})
     keeping = asyncio.create_task(keep_numbers(tmp_path, client, "gpu-0", None))
-    await until(lambda: read_given_numbers(tmp_path).of.get("nic3") is not None)
+    await until(lambda: read_given_numbers(tmp_path, "gpu-0").of.get("nic3") is not None)
     server.remove("railpartners", "gpu-0")
     await asyncio.sleep(3 * RAIL_READ_S)
-    assert read_given_numbers(tmp_path).of["nic3"].number == 7
+    assert read_given_numbers(tmp_path, "gpu-0").of["nic3"].number == 7
     keeping.cancel()

@@ -53,6 +53,7 @@ sys.path[:0] = SITE
 
 import attached  # noqa: E402 - they need the installed wheel
 import rails  # noqa: E402
+import whole  # noqa: E402
 
 from nodeagent_lab.sim.kubelet import Admission, Kubelet, PodSpec  # noqa: E402
 
@@ -595,6 +596,89 @@ class Guest:
         stopped = await self.stop_agent()
         await self.kubelet.stop()
         return stopped
+
+    # --- NICs as a whole; another agent and kubelet than before ---------------------------------------------
+
+    async def whole(self) -> Json:
+        """Offer PFs without VFs as a whole: a pod takes one into its namespace, VFs come meanwhile, a cable is lost."""
+        await sh("modprobe", PLAN["vf_driver"])
+        for pf in PFS:
+            await whole.divide(pf, 0)
+            await self.up(pf)
+        given = whole.without_sriov(network_functions())
+        drivers = sorted({facts["driver"] for facts in given.values()})
+        CONFIG.write_text(whole.configuration(PLAN["pf_driver"], drivers))
+        self.kubelet = Kubelet(Path("/var/lib/kubelet"), seed=2)
+        await self.kubelet.start()
+        await self.start_agent()
+        names = [f"{PREFIX}/whole{rail}" for rail in range(len(PFS))]
+        found: Json = {"given": given, "config": await agent("config", "check", str(CONFIG))}
+
+        def healths(name: str) -> dict[str, str]:
+            return {id_: seen.health for id_, seen in sorted(self.kubelet.devices(name).items())}
+
+        async def until(name: str, *wanted: str) -> None:
+            await self.kubelet.until(lambda: sorted(healths(name).values()) == sorted(wanted), PATIENCE_S)
+
+        for name in names:
+            await until(name, "Healthy")
+        await self.kubelet.until(lambda: bool(healths(f"{PREFIX}/guest")), PATIENCE_S)
+        found["offered"] = {name: healths(name) for name in (*names, f"{PREFIX}/guest")}
+
+        # A CNI plugin sets the netdev of a pod's NIC down and moves it.
+        pod, admission, held = await self.admit("trainer", names[0], 1)
+        netdev, pf = netdev_of(PFS[0]), PFS[0]
+        found |= {"held": held, "env": dict(admission.given["main"].env), "info": whole.information()}
+        mark = len(self.kubelet.updates)
+        await sh("ip", "netns", "add", whole.NAMESPACE)
+        await sh("ip", "link", "set", netdev, "down")
+        await sh("ip", "link", "set", netdev, "netns", whole.NAMESPACE)
+        away = await self.until_scan(lambda functions: functions[pf]["netdev"] is None)
+        await asyncio.sleep(6)  # the next reading of all counters
+        found |= {
+            "away": away[pf],
+            "away_healths": healths(names[0]),
+            "away_updates": self.updates_since(mark),
+        }
+
+        # Somebody makes VFs of the PF that the pod has.
+        await whole.divide(pf, 2)
+        await until(f"{PREFIX}/nic0", "Unhealthy", "Unhealthy")
+        refused = await self.kubelet.admit(PodSpec.single("thief", {f"{PREFIX}/nic0": 1}))
+        found |= {
+            "vfs_of_held": healths(f"{PREFIX}/nic0"),
+            "thief": refused.phase,
+            "stays": healths(names[0]),
+        }
+        await whole.divide(pf, 0)
+
+        # The namespace ends: the kernel returns the netdev, set down.
+        await sh("ip", "netns", "delete", whole.NAMESPACE)
+        back = await self.until_scan(lambda functions: functions[pf]["netdev"] is not None)
+        self.kubelet.remove(pod)
+        await until(names[0], "Healthy")
+        found |= {"back": back[pf], "netdev": netdev}
+        again, _, _ = await self.admit("next", names[0], 1)
+        self.kubelet.remove(again)
+        await self.up(pf)
+        await self.until_scan(lambda functions: functions[pf]["health"]["state"] == "healthy")
+        await until(names[0], "Healthy")
+
+        await self.qmp.ask("set_link", name="pf1", up=False)
+        await until(names[1], "Unhealthy")
+        found["lost"] = {name: healths(name) for name in names}
+        await self.qmp.ask("set_link", name="pf1", up=True)
+        await until(names[1], "Healthy")
+
+        await whole.divide(PFS[2], 2)
+        await until(f"{PREFIX}/nic2", "Healthy", "Healthy")
+        await until(names[2], "Unhealthy")
+        found["divided"] = {name: healths(name) for name in (names[2], f"{PREFIX}/nic2")}
+        await whole.divide(PFS[2], 0)
+        await until(names[2], "Healthy")
+        found["stopped"] = await self.stop_agent()
+        await self.kubelet.stop()
+        return found
 
     # --- probes over rails; the agent has ended -----------------------------------------------------------
 
