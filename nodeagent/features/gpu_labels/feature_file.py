@@ -42,7 +42,7 @@ class FeatureFile:
         self._leftovers = Leftovers(folder, FEATURE_FILE)
 
     def read(self) -> WrittenLabels | None:
-        """What the file has; ``None`` if there is none, or it is not as ``write`` leaves it."""
+        """The labels of the file and their end; ``None`` if there is none, or it is not as ``write`` leaves it."""
         try:
             text = read_regular(self.path, FEATURE_FILE_MAX).decode()
         except (OSError, UnicodeDecodeError):

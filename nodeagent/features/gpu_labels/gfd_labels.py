@@ -47,7 +47,7 @@ _MODES = {0x030000: "graphics", 0x030200: "compute"}
 
 
 class GpuTexts(NamedTuple):
-    """What is read of one GPU beside its facts; empty: not known. ``mig_capable`` is ``yes`` or ``no``,
+    """The texts of one GPU beside its facts; empty: not known. ``mig_capable`` is ``yes`` or ``no``,
     ``pci_class`` a number of 24 bits."""
 
     compute_capability: str = ""

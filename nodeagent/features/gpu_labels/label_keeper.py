@@ -35,7 +35,7 @@ NO_FOLDER = (
 )
 
 
-class _Kept(NamedTuple):
+class _Looked(NamedTuple):
     """``changed``: the file was written or removed. ``beside``: who else sets the labels."""
 
     changed: bool
@@ -82,26 +82,26 @@ class LabelKeeper:
             elif self._delivery.reason is not None:
                 self._delivery.ended()
 
-    def _keep(self, node: GpusOfNode, gfd_object: str | None) -> _Kept:
+    def _keep(self, node: GpusOfNode, gfd_object: str | None) -> _Looked:
         """Blocks. Raises ``OSError`` and ``SysfsError``."""
         file = FeatureFile(self._tree.path(FEATURES_FOLDER))
         labels, now = gpu_labels(self._with_classes(node)), time.time()
         if gfd_object is not None:
-            return _Kept(file.remove(), f"NodeFeature {gfd_object}")
+            return _Looked(file.remove(), f"NodeFeature {gfd_object}")
         if (name := file.other_file(labels or (PRODUCT,), now)) is not None:
-            return _Kept(file.remove(), f"{FEATURES_FOLDER}/{name}")
+            return _Looked(file.remove(), f"{FEATURES_FOLDER}/{name}")
         if not labels:
-            return _Kept(changed=False)
+            return _Looked(changed=False)
         again, self._seen = labels == self._seen, labels
         written = file.read()
         if written is None or (again and written.labels != labels):
             file.write(labels, now + EXPIRY_S)
             log.info("The labels of the GPUs were written for NFD. labels=%d", len(labels))
-            return _Kept(changed=True)
+            return _Looked(changed=True)
         if EXPIRY_S - RENEW_S < written.expires - now <= EXPIRY_S:
-            return _Kept(changed=False)
+            return _Looked(changed=False)
         file.write(written.labels, now + EXPIRY_S)
-        return _Kept(changed=True)
+        return _Looked(changed=True)
 
     def _with_classes(self, node: GpusOfNode) -> GpusOfNode:
         """Blocks: each is read once."""

@@ -20,7 +20,7 @@ class NfdSettings(Settings, frozen=True, kw_only=True):
 
 
 class OfferedGpus(NamedTuple):
-    """What other settings say of the GPUs. ``mps``: a resource is shared by MPS. ``by_profile``: there is a resource of
+    """How other settings offer the GPUs. ``mps``: a resource is shared by MPS. ``by_profile``: there is a resource of
     kind mig."""
 
     mps: bool
