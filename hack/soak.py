@@ -1,11 +1,14 @@
 """Churn a simulated node and its cluster for minutes, and decide whether the daemons grow.
 
-    python hack/soak.py [--minutes N] [--seed N] [--json FILE]
+    python hack/soak.py [--minutes N] [--seed N] [--json FILE] [--trace]
 
 The agent and the controller are real processes. After a warm-up the faults are taken back and both are measured at
 rest. After the churn the same is done again. The result is FAIL, with exit code 1, if a daemon ended, if a device was
 held twice, if a device did not return, or if a figure grew by more than its bound. The slope of the resident memory
 during the churn is printed and has no bound: a few minutes show how arenas fill.
+
+With ``--trace`` the lines follow whose objects grew most between the two. A daemon that is traced is slower and has
+more memory, so the bound of its memory does not count then.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import os
 import signal
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
-from benchmarks.churn import Churn, SoakError, churning
+from benchmarks.churn import ENVIRONMENT, Churn, SoakError, churning
 
 WARM_UP = 0.25
 """The share of the time that fills caches: names, memory arenas, compiled pages."""
@@ -28,6 +32,7 @@ PAUSE_S = (0.02, 0.4)
 SAMPLE_S = 5.0
 REST_S = 8.0
 """At rest before a measurement: longer than idle threads and closing connections live."""
+TRACED_LINES = 25
 BOUNDS = {"rss_mib": 8.0, "threads": 4.0, "files": 6.0, "tasks": 6.0}
 """How much a figure may grow between the two measurements at rest."""
 
@@ -93,7 +98,22 @@ def growth(start: Figures, end: Figures) -> list[str]:
     ]
 
 
-async def soak(minutes: float, model: str, seed: int) -> dict[str, object]:
+async def traced(churn: Churn, traces: dict[str, list[tracemalloc.Snapshot]]) -> None:
+    for name in churn.processes:
+        traces.setdefault(name, []).append(await churn.traced(name))
+
+
+def grown(before: tracemalloc.Snapshot, after: tracemalloc.Snapshot) -> list[str]:
+    """The lines whose objects grew most, and all of them together."""
+    found = after.compare_to(before, "lineno")
+    lines = [
+        f"{one.size_diff / 1024:+9.1f} KiB {one.count_diff:+7} objects  {one.traceback}"
+        for one in found[:TRACED_LINES]
+    ]
+    return [*lines, f"{sum(one.size_diff for one in found) / 1024:+9.1f} KiB in all"]
+
+
+async def soak(minutes: float, model: str, seed: int, *, trace: bool = False) -> dict[str, object]:
     seconds = minutes * 60
     samples: list[Sample] = []
     # asyncio of Python 3.11 logs a connection that the stand-in kubelet accepts at the moment of its end.
@@ -107,8 +127,13 @@ async def soak(minutes: float, model: str, seed: int) -> dict[str, object]:
         try:
             await churn_for(churn, seconds * WARM_UP, [], began)
             start = await at_rest(churn)
+            traces: dict[str, list[tracemalloc.Snapshot]] = {}
+            if trace:
+                await traced(churn, traces)
             await churn_for(churn, seconds * (1 - WARM_UP), samples, began)
             end = await at_rest(churn)
+            if trace:
+                await traced(churn, traces)
         except SoakError as error:
             return document | {"faults": [str(error)], "actions": dict(churn.done)}
         slopes = {name: slope(samples, name) for name in churn.processes}
@@ -118,7 +143,8 @@ async def soak(minutes: float, model: str, seed: int) -> dict[str, object]:
             "end": end,
             "rss_slope_mib_per_hour": slopes,
             "samples": samples,
-            "faults": growth(start, end),
+            "grown": {name: grown(*of_daemon) for name, of_daemon in traces.items()},
+            "faults": [fault for fault in growth(start, end) if not (trace and ": rss_mib" in fault)],
         }
 
 
@@ -130,6 +156,9 @@ def show(document: dict[str, object]) -> None:
                 print(f"{name:<12} {figure:<8} {value:8.1f} at the start {end[name][figure]:8.1f} at the end")
             if slopes[name] is not None:
                 print(f"{name:<12} slope of the resident memory {slopes[name]:+.1f} MiB per hour")
+    grown_lines = document.get("grown")
+    for name, lines in grown_lines.items() if isinstance(grown_lines, dict) else ():
+        print(f"{name}: objects at rest, the second time less the first", *lines, sep="\n")
 
 
 def main() -> int:
@@ -140,9 +169,12 @@ def main() -> int:
     parser.add_argument("--machine", default="two-gpu-two-nic", help="the machine model")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)), help="of the churn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample")
+    parser.add_argument("--trace", action="store_true", help="name the lines whose objects grew")
     options = parser.parse_args()
+    if options.trace:
+        ENVIRONMENT["NODEAGENT_TRACE"] = "1"
     print(f"soak: {options.minutes:g} minutes on {options.machine}, seed {options.seed}", flush=True)
-    document = asyncio.run(soak(options.minutes, options.machine, options.seed))
+    document = asyncio.run(soak(options.minutes, options.machine, options.seed, trace=options.trace))
     show(document)
     if options.json is not None:
         options.json.write_text(json.dumps(document, indent=1) + "\n")

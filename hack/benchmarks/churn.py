@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -184,6 +185,13 @@ class Churn:
             "files": len(os.listdir(folder / "fd")),
             "tasks": int((self.folder / f"{name}.tasks").read_text()),
         }
+
+    async def traced(self, name: str) -> tracemalloc.Snapshot:
+        """The objects that the process has now. It was started with ``NODEAGENT_TRACE``."""
+        asked = self.folder / f"{name}.asked"
+        asked.touch()
+        await self._until(lambda: not asked.exists(), f"the memory of the {name}")
+        return tracemalloc.Snapshot.load(str(self.folder / f"{name}.memory"))
 
     # --- actions ----------------------------------------------------------------------------------------
 

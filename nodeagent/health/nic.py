@@ -62,6 +62,10 @@ from nodeagent.measurements.sample import Sample, Source
 ROLE_SHARE = 0.75
 """Of the links of a role. gpud and NVSentinel have no such gate and report ports that were never connected."""
 
+LEAVES_WITHIN_S = 5.0
+"""A netdev that is to go into a pod is set down and then moved, by one program, within milliseconds. Our own choice: a
+machine under load starts the second of two programs within this time."""
+
 _OLDER_S = 2.0
 """Facts that are older than a sample by more than this were not read after the event that the sample shows."""
 _LEVELS = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
@@ -94,6 +98,8 @@ class NicState(JudgedDevice):
         self.expected_mbps: float | None = None
         self.losses = CarrierLosses(damping(rules), settle_s)
         self._had_carrier: bool | None = None
+        self._seen_up = False
+        """This agent has seen it set up."""
         self._now = 0.0
         self.once_up = False
         self.best_mbps: float | None = None
@@ -240,7 +246,7 @@ class NicState(JudgedDevice):
     @property
     def idle(self) -> bool:
         """It has no link, and none is expected."""
-        return False in self._up and not self.watched and (not self.once_up or self.unused)
+        return not self.watched and (not self.once_up or self.unused) and False in self._up
 
     @property
     def away(self) -> bool:
@@ -342,8 +348,16 @@ class NicState(JudgedDevice):
             if rule.by_losses and now < self.losses.uncounted_until and self.is_active(rule.key):
                 continue
             sampled_at = None if rule.source is None else self.history.at(rule.source)
-            self.step_rule(rule, measured, now if sampled_at is None else sampled_at)
+            self.step_rule(self._in_time(rule), measured, now if sampled_at is None else sampled_at)
+        self._seen_up |= view.admin_up is True
         self.has_news = False
+
+    def _in_time(self, rule: Rule) -> Rule:
+        """Return the rule as it is for this PF. One without VFs may be set down only to be moved into a pod as a whole:
+        it is withdrawn if it has not left after ``LEAVES_WITHIN_S``."""
+        if rule.key != Fault.ADMIN_DOWN or self.function.num_vfs or not self._seen_up:
+            return rule
+        return replace(rule, enter_for_s=max(rule.enter_for_s, LEAVES_WITHIN_S))
 
     def measure(self, rule: Rule, view: NicView) -> Measured | None:
         view.window_s = rule.window_s or 0.0
@@ -416,7 +430,7 @@ class NicState(JudgedDevice):
         for rule in self._rules:
             if (hold := self.holds.get(rule.key)) is None:
                 continue
-            yield hold.due(rule)
+            yield hold.due(self._in_time(rule))
             if hold.active and rule.decays == "penalty":
                 yield self.losses.penalty.reaches(rule.clear, rule.window_s or 1.0)
             if hold.active and rule.decays == "losses":

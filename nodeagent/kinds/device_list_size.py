@@ -11,6 +11,7 @@ a pod that holds very many slices reaches this limit, so small slices are a rema
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nodeagent.config.file_errors import Conflict
@@ -53,11 +54,11 @@ def slices(memory_mib: int, reserved_mib: int, slice_mib: int) -> int:
 def slices_size(counts: Iterable[int]) -> int:
     """Bytes of a list with ``counts`` slices per GPU: ``GPU-<uuid>::0`` to ``::<count - 1>``."""
     total = 0
-    for count in counts:
+    for count, gpus in Counter(counts).items():  # most GPUs of a node are alike
         first, digits = 0, 1
         while first < count:  # all IDs of one length
             end = min(count, 10**digits)
-            total += (end - first) * device_size(_PREFIX_LENGTH + digits, _NUMA_ASSUMED)
+            total += gpus * (end - first) * device_size(_PREFIX_LENGTH + digits, _NUMA_ASSUMED)
             first, digits = end, digits + 1
     return total
 

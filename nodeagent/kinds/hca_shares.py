@@ -68,6 +68,9 @@ class HcaShares(DeviceKind, frozen=True):
             for pf in self.hcas(snapshot).values()
         )
 
+    def made_of(self, snapshot: Snapshot) -> object:
+        return snapshot.functions, snapshot.holdings
+
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         return {address: f"the HCA {address}" for address in self.hcas(snapshot)}
 

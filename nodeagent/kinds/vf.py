@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import ClassVar, Literal
@@ -91,12 +91,6 @@ class VfPool(DeviceKind, frozen=True):
         return tuple(self.pfs) if self.whole else ()
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
-        held = {
-            device
-            for holding in snapshot.holdings or ()
-            if self.vf_driver == "rdma" and holding.resource == self.resource
-            for device in holding.device_ids
-        }
         return tuple(
             Devices(
                 parent=_pf(vf),
@@ -104,12 +98,16 @@ class VfPool(DeviceKind, frozen=True):
                 numa_nodes=() if vf.numa_node is None else (vf.numa_node,),
                 health=unless_held(vf.health, self._elsewhere(snapshot, vf)),
             )
-            for vf in self._vfs(snapshot).values()
-            if self._suits(vf) or (vf.pci_address in held and _is_without_rdma(vf))
+            for vf in self._listed(snapshot)
         )
 
+    def made_of(self, snapshot: Snapshot) -> object:
+        if self.whole:
+            return snapshot.functions, snapshot.links, snapshot.holdings
+        return tuple(_vfs_of(self.pfs, snapshot, over_bonds=self.over_bonds)), snapshot.holdings
+
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
-        return {id_: f"{self._noun} {id_}" for entry in self.devices(snapshot) for id_ in entry.ids}
+        return {vf.pci_address: f"{self._noun} {vf.pci_address}" for vf in self._listed(snapshot)}
 
     def selects(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
         return bool(self.pfs)
@@ -209,10 +207,21 @@ class VfPool(DeviceKind, frozen=True):
         """Return the pool's functions with any driver, by address and sorted by it."""
         if self.whole:
             return {pf: nic for pf in sorted(self.pfs) if (nic := snapshot.whole_nics.get(pf)) is not None}
-        vfs = snapshot.vfs_with_bonds if self.over_bonds else snapshot.vfs_to_offer
-        of_pfs = chain.from_iterable(vfs.get(pf, ()) for pf in self.pfs)
+        of_pfs = chain.from_iterable(_vfs_of(self.pfs, snapshot, over_bonds=self.over_bonds))
         ordered = sorted(of_pfs, key=attrgetter("pci_address"))
         return {vf.pci_address: vf for vf in ordered if self._indexed(vf)}
+
+    def _listed(self, snapshot: Snapshot) -> Iterator[Function]:
+        """Yield the pool's functions that are devices, whatever their health."""
+        held = {
+            device
+            for holding in snapshot.holdings or ()
+            if self.vf_driver == "rdma" and holding.resource == self.resource
+            for device in holding.device_ids
+        }
+        for vf in self._vfs(snapshot).values():
+            if self._suits(vf) or (vf.pci_address in held and _is_without_rdma(vf)):
+                yield vf
 
     def _indexed(self, vf: Function) -> bool:
         return self.vf_indexes is None or any(vf.vf_index in indexes for indexes in self.vf_indexes)
@@ -336,6 +345,11 @@ def _aligned(snapshot: Snapshot, chosen: Iterable[Function]) -> Callable[[Functi
         return 0 if own.get(place, pf) - pf else 2 if lost.get(place, pf) - pf else 1
 
     return rank
+
+
+def _vfs_of(pfs: Iterable[str], snapshot: Snapshot, *, over_bonds: bool) -> Iterator[tuple[Function, ...]]:
+    vfs = snapshot.vfs_with_bonds if over_bonds else snapshot.vfs_to_offer
+    return (vfs.get(pf, ()) for pf in pfs)
 
 
 def _pf(vf: Function) -> str:

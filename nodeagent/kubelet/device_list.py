@@ -35,6 +35,8 @@ class DeviceList:
         self.message = b""
         self.revision = 0
         self.left: frozenset[str] = frozenset()
+        self.made_of: object = None
+        """Facts that the owner made the list of: while they are equal, so is the list."""
         self._known: dict[str, Devices] = {}
         self._offered: tuple[Devices, ...] = ()
         self._missing: tuple[Devices, ...] = ()

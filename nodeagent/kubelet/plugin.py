@@ -119,6 +119,10 @@ class Plugin:
         self._snapshot = snapshot
         fresh, self._fresh = self._fresh, asyncio.Event()
         fresh.set()
+        made_of = kind, removed, kind.made_of(snapshot)
+        if made_of == self.device_list.made_of:
+            return False
+        self.device_list.made_of = made_of
         held = [
             id_
             for holding in snapshot.holdings or ()

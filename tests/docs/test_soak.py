@@ -5,6 +5,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ def test_the_slope_is_that_of_a_straight_line() -> None:
     samples = [(60.0 * minute, {"agent": {"rss_mib": 50.0 + minute}}) for minute in range(5)]
     assert soak.slope(samples, "agent") == pytest.approx(60.0)
     assert soak.slope(samples[:2], "agent") is None
+
+
+def test_what_grew_is_named_by_its_line() -> None:
+    tracemalloc.start()
+    try:
+        before = tracemalloc.take_snapshot()
+        kept = [bytes(1000) for _ in range(200)]
+        after = tracemalloc.take_snapshot()
+    finally:
+        tracemalloc.stop()
+    first, *_, last = soak.grown(before, after)
+    assert "test_soak.py" in first
+    assert float(first.split()[0]) >= len(kept) * 1000 / 1024
+    assert last.endswith("KiB in all")
 
 
 def test_the_help_explains_the_result() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -67,9 +69,28 @@ def test_a_pod_of_each_controller_names_its_job(make: Make, kind: str) -> None:
     assert (waiting.node, waiting.since) == ("", job_pods.STARTED)
 
 
+RECORDED = sorted((Path(__file__).parent / "recorded_pods").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
+def test_pods_that_a_real_controller_made_name_their_job_and_role(file: Path) -> None:
+    """Recorded from the recipes on an API server; docs/reference/verified.md has versions and dates."""
+    recorded = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(recorded) > 1
+    for one in recorded:
+        made = read(one["pod"])
+        if one["job"] is None:
+            assert made is None
+            continue
+        assert made is not None
+        assert (made.job, made.role) == (JobKey(*one["job"]), one["role"]), made.name
+        assert made.node == one["pod"]["spec"].get("nodeName", "")
+
+
 def test_a_pod_of_no_job_is_left_out() -> None:
     assert read(job_pods.of_daemonset("exporter", node="n0")) is None
     assert read({"metadata": {"name": "bare"}}) is None
+    assert read(job_pods.submitter_of_rayjob("llama", node="n0")) is None
     owned = job_pods.of_job("x")
     owned["metadata"]["ownerReferences"][0]["controller"] = False
     assert read(owned) is None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.facts.model import Function
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
+from nodeagent.health.nic import NicState
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.judged_machine import Bench
 
@@ -102,3 +106,21 @@ def test_facts_that_are_evaluated_before_the_samples_change_no_result(
         if isinstance(step, bool) and step is not had:
             first = {function.pci_address: function.health for function in facts_first.first}
             assert first[facts_first.pfs[number - 1].pci_address] == all_at_once.health(number)
+
+
+def test_a_lost_carrier_looks_at_each_other_link_three_times() -> None:
+    """For its carrier, for the speed of most links, and for its health. It was twenty times."""
+    bench = Bench(13).look()
+    looks = 0
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal looks
+        looks += event == "call" and frame.f_code is NicState._up.fget.__code__
+
+    bench.down(1)
+    sys.setprofile(count)
+    try:
+        bench.engine.judge(bench.now, only_news=True)
+    finally:
+        sys.setprofile(None)
+    assert 0 < looks <= 3 * 13

@@ -173,6 +173,55 @@ def test_a_nic_in_a_pod_is_unknown_and_healthy_for_the_kubelet() -> None:
     assert bench.wait(7200).health().allocatable is True
 
 
+def _without_vfs(bench: Bench) -> Bench:
+    bench.functions = [replace(nic, num_vfs=0) for nic in bench.pfs]
+    bench.sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=3)
+    return bench.look(1001)
+
+
+def _set_down(bench: Bench) -> Bench:
+    bench.sample(LINK, at=bench.now + 1, admin_up=0, carrier=0, carrier_down=4)
+    return bench.set(admin_up=False, carrier=None, operstate="down")
+
+
+def test_a_nic_without_vfs_that_is_set_down_to_be_moved_is_healthy_meanwhile() -> None:
+    bench = _without_vfs(two_up())
+    for _ in range(3):
+        assert (_set_down(bench).health().state, bench.health().allocatable) == (State.HEALTHY, True)
+        assert bench.wait(4.9).health().allocatable is True
+        bench.links.pop(bench.pfs[0].pci_address)
+        bench.functions[0] = replace(bench.pfs[0], netdev=None, num_vfs=0)
+        assert (bench.look().health().state, bench.reasons()) == (State.UNKNOWN, ["link_unseen"])
+        assert bench.wait(3600).health().allocatable is True, "it had left when its time was over"
+        bench.functions[0] = replace(bench.pfs[0], num_vfs=0)
+        bench.links[bench.pfs[0].pci_address] = link(bench.pfs[0])
+        bench.sample(LINK, at=bench.now + 1, admin_up=1, carrier=1)
+        assert bench.look().health().allocatable is True
+
+
+def test_a_nic_without_vfs_that_stays_set_down_is_withdrawn_after_a_time_to_leave() -> None:
+    bench = _set_down(_without_vfs(two_up()))
+    assert bench.engine.due() == bench.now + 5
+    assert bench.wait(4.9).health().allocatable is True
+    assert bench.wait(0.1).reasons() == ["admin_down"]
+    assert bench.health().allocatable is False
+    assert bench.set(admin_up=True, carrier=True, operstate="up").health().allocatable is True
+    assert _set_down(bench).health().allocatable is True, "each time"
+
+
+def test_a_nic_that_was_set_down_before_the_agent_started_is_not_given_away_for_a_moment() -> None:
+    bench = Bench(2, HealthSettings(expected=(ExpectedLinks(links=("eth1",)),)))
+    bench.functions = [replace(nic, num_vfs=0) for nic in bench.pfs]
+    bench.links[bench.pfs[0].pci_address] = replace(
+        link(bench.pfs[0]), admin_up=False, carrier=None, operstate="down"
+    )
+    assert (bench.look().reasons(), bench.health().allocatable) == (["admin_down"], False)
+
+
+def test_a_nic_with_vfs_that_is_set_down_is_withdrawn_at_once() -> None:
+    assert _set_down(two_up().sample(LINK, at=1001, admin_up=1, carrier=1)).reasons() == ["admin_down"]
+
+
 def test_a_nic_that_a_pod_gives_back_set_down_can_be_given_again_and_its_way_is_no_flap() -> None:
     bench = two_up().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=3)
     for _ in range(6):

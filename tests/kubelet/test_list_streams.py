@@ -23,6 +23,9 @@ class Scripted:
     def devices(self, _snapshot: Snapshot) -> tuple[Devices, ...]:
         return (Devices("0000:01:00.0", ("0000:01:00.1",), (0,), self.health),)
 
+    def made_of(self, _snapshot: Snapshot) -> object:
+        return self.health
+
 
 async def test_a_list_that_changed_and_changed_back_before_it_was_sent_is_not_sent_again() -> None:
     kind, none = Scripted(), cast("Any", None)

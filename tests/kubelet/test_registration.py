@@ -53,6 +53,9 @@ class Lamps:
         ids = tuple(f"{self.resource.rpartition('/')[2]}-{n}" for n in range(self.count))
         return (Devices("parent", ids, (0,), self.health),)
 
+    def made_of(self, snapshot: Snapshot) -> object:
+        return snapshot
+
     def prefer(
         self,
         snapshot: Snapshot,

@@ -625,6 +625,7 @@ def test_a_nic_in_a_pod_stays_healthy_and_comes_back(run: Run) -> None:
     assert data["away"]["netdev"] is None
     assert data["away"]["health"]["state"] == "unknown"
     assert data["away_healths"] == {pf: "Healthy"}
+    assert not any(update["unhealthy"] for update in data["away_updates"]), "not for a moment"
     assert data["back"]["health"]["allocatable"] is True
 
 

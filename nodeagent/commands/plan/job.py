@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ from nodeagent.fabric.troubles import FabricTrouble, troubles
 CANDIDATES_MAX = 6
 NO_PODS = "no pods in this input; a file needs those of `kubectl get pods -A -o yaml` too"
 WAITS = "a job that waits has no pods yet; `kubectl get workloads -A` lists those that Kueue holds"
+_RANDOM = re.compile(r"[bcdfghjklmnpqrstvwxz2456789]{5}")
+"""The ending that KubeRay adds: ``rand.String(5)`` of k8s.io/apimachinery, without vowels and 0, 1 and 3."""
 Jobs = Mapping[JobKey, Sequence[JobPod]]
 
 
@@ -119,9 +122,11 @@ def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False, 
 
 
 def _set_of(job: JobKey) -> str | None:
-    """The name of the set of which the job is a group."""
-    name, _, index = job.name.rpartition("-")
-    return name if job.kind in GROUPED and index.isdecimal() else None
+    """The name of the set of which the job is a group, or of the RayJob that made the RayCluster."""
+    name, _, ending = job.name.rpartition("-")
+    if job.kind == "RayCluster":
+        return name if _RANDOM.fullmatch(ending) else None
+    return name if job.kind in GROUPED and ending.isdecimal() else None
 
 
 def described_job(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, Any], list[FabricTrouble]]:
@@ -203,19 +208,25 @@ def as_lines(
     job: Mapping[str, Any], found: Sequence[FabricTrouble], now: float, on: Screen = PLAIN
 ) -> Iterator[str]:
     """Sentences about the job, then a block for each trouble."""
-    for sentence in _sentences(job, now):
+    sentences = [*_of_pods(job, now), *(_of_links(job, now) if _nodes(job) else ())]
+    for sentence in sentences:
         yield from wrapped(sentence.lstrip(), on, "  " if sentence.startswith(" ") else "")
     yield ""
     own = str(JobKey(job["namespace"], job["kind"], job["name"]))
     others = [one._replace(jobs=tuple(name for name in one.jobs if name != own)) for one in found]
     yield from trouble.blocks(others, now, on)
     known = " of which a report is here" if job["unreportedNodes"] else ""
-    yield f"{_count(len(found), 'trouble')}." if found else f"No trouble with its links{known}."
+    if found:
+        yield f"{_count(len(found), 'trouble')}."
+    elif not _nodes(job):
+        yield "None of its pods has a node yet, so it has no links."
+    else:
+        yield f"No trouble with its links{known}."
 
 
-def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
-    pods, links, began = job["pods"], job["links"], unix(job["since"])
-    nodes = {pod["node"] for pod in pods} - {""}
+def _of_pods(job: Mapping[str, Any], now: float) -> Iterator[str]:
+    pods, began = job["pods"], unix(job["since"])
+    nodes = _nodes(job)
     since = "" if began is None else f", the oldest for {duration(now - began)}"
     title = JobKey(job["namespace"], job["kind"], job["name"])
     yield f"{title}: {_count(len(pods), 'pod')} on {_count(len(nodes), 'node')}{since}"
@@ -234,6 +245,10 @@ def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"roles: {', '.join(f'{role} ({_of_role(*there)})' for role, there in sorted(roles.items()))}"
     if without := [pod["name"] for pod in pods if not pod["node"]]:
         yield f"pods without a node: {', '.join(few(without))}"
+
+
+def _of_links(job: Mapping[str, Any], now: float) -> Iterator[str]:
+    pods, links, began = job["pods"], job["links"], unix(job["since"])
     if job["linksOf"] == "nodes":
         yield "no VF of its pods is known (cluster.reportHolders): all fabric links of its nodes count"
     elif without := [pod["name"] for pod in pods if pod["node"] and not pod["links"]]:
@@ -262,6 +277,10 @@ def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
     if job["sharers"]:
         users = [f"{name} ({_count(nodes, 'node')})" for name, nodes in job["sharers"].items()]
         yield f"shares its leaf groups with: {', '.join(few(users))}"
+
+
+def _nodes(job: Mapping[str, Any]) -> set[str]:
+    return {pod["node"] for pod in job["pods"]} - {""}
 
 
 def _roles(job: Mapping[str, Any]) -> dict[str, tuple[int, list[str]]]:

@@ -224,7 +224,9 @@ LINK_RULES: tuple[Rule, ...] = (
          "log has no such message for the window.",
          counters=("kernel_events",), window_s=600, clear_for_s=60, withdraws=True),
     Rule("admin_down", State.DOWN, _admin_down, "The link is set down.",
-         "An administrator decides this, so the fault starts and ends at once.", withdraws=True, on_facts=True),
+         "An administrator decides this, so the fault starts and ends at once. A PF without VFs is also set down to be "
+         "moved into a pod as a whole, so its fault starts after 5 s (our own choice).",
+         withdraws=True, on_facts=True),
     Rule("carrier_down", State.DOWN, _carrier_down,
          "The link has no carrier while it is set up; on InfiniBand: its port is not active.",
          "The fault starts at once, as in NVSentinel (gpud waits 4 min). It ends after 60 s with carrier, so that an "
