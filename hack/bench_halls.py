@@ -1,4 +1,4 @@
-"""What a larger hall costs: each work of the controller at several sizes, with the slope of its cost.
+"""The cost of larger halls: each work of the controller at several sizes, with the slope of its cost.
 
     python hack/bench_halls.py [NODES ...] [--row NAME]... [--json FILE]
 

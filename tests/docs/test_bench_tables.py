@@ -94,7 +94,8 @@ def test_the_slope_is_the_exponent(power: float) -> None:
     assert 1.0 < bench_halls.n_log_n(sizes) < 1.2
 
 
-SIZES = (256, 512, 1024)
+SIZES = (2048, 4096)
+"""Large enough for a part that grows with the square: the jobs times the leaf groups were a tenth of all calls here."""
 OWN_PROCESS = {name for name in bench_halls.ROWS if name.endswith("more than with one unit")}
 
 
@@ -114,6 +115,7 @@ def calls(work: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.slow
 @one_item("name", sorted(bench_halls.ROWS.keys() - OWN_PROCESS))
 def test_no_work_of_the_controller_is_steeper_than_n_log_n(name: str) -> None:
     """Counted in calls, which no load changes; ``make bench-halls`` measures the time."""
