@@ -62,7 +62,8 @@ def attach_plan(
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
     vfs |= dict(_planned_shares(addressing, snapshot, rails, addresses, taken, offered, numbers))
-    return AttachPlan(settings.interface or "", vfs, probe=settings.probe)
+    kept = {} if settings.ipam is None else {str(ip): taken[ip] for ip in sorted(taken, key=str)}
+    return AttachPlan(settings.interface or "", vfs, probe=settings.probe, ipam=settings.ipam, taken=kept)
 
 
 def node_numbers(

@@ -464,7 +464,7 @@ def _interface(vf: Function, link: PodLink | None) -> VfInterface:
     rdma = vf.rdma.device if vf.rdma else None
     if link is None:
         return VfInterface(vf.pci_address, vf.netdev, vf.mac, rdma)
-    addresses = () if link.address is None else (str(link.address),)
+    addresses = tuple(map(str, link.addresses))
     return VfInterface(vf.pci_address, vf.netdev, vf.mac, rdma, link.name, addresses)
 
 

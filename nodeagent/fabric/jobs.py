@@ -45,6 +45,8 @@ _LABELS = (
     ("VolcanoJob", "volcano.sh/job-name"),
     ("KueueGroup", "kueue.x-k8s.io/pod-group-name"),
 )
+_SUBMITTED = "ray.io/originated-from-crd"
+"""The Job by which a RayJob hands its program to the RayCluster has this label: not the job, though it has its name."""
 _WORKFLOW = "workflows.argoproj.io/workflow"
 _GANG = "scheduling.k8s.io/group-name"
 _GENERATED = "podgroup-"
@@ -64,17 +66,20 @@ KINDS = (
 )
 ALIASES = {
     "trainjob": "JobSet", "vcjob": "VolcanoJob", "lws": "LeaderWorkerSet", "pcs": "PodCliqueSet",
-    "sts": "StatefulSet", "deploy": "Deployment",
+    "sts": "StatefulSet", "deploy": "Deployment", "rayjob": "RayCluster",
 }  # fmt: skip
-"""A TrainJob is a JobSet of its name, and nothing in its pods names it."""
+"""A TrainJob is a JobSet of its name, and nothing in its pods names it. A RayJob makes a RayCluster of its name with an
+ending."""
 _ROLES = (
     f"{_DISAGGREGATED}/role",
-    f"{_KUBEFLOW}/job-role",
     f"{_KUBEFLOW}/replica-type",
+    f"{_KUBEFLOW}/job-role",
     "jobset.sigs.k8s.io/replicatedjob-name",
     "ray.io/node-type",
     "volcano.sh/task-spec",
 )
+"""The first label that a pod has counts. Training Operator gives worker 0 of a job without a master the ``job-role``
+master, though its type is worker; the MPI Operator sets ``job-role`` alone."""
 _NAME_MAX = 253
 _ENDED = frozenset(("Succeeded", "Failed"))
 _SOUND = frozenset((STATE_LETTERS["healthy"], STATE_LETTERS["unused"]))
@@ -199,6 +204,8 @@ def _job_of(meta: PodMetadata) -> tuple[str, str] | None:
             return kind, name
     if name := labels.get(_WORKFLOW):
         return "Workflow", name
+    if _SUBMITTED in labels:
+        return None
     owner = next((owner for owner in meta.owner_references or () if owner.controller), OwnerReference())
     if owner.api_version.startswith("batch/") and owner.kind == "Job":
         return owner.kind, owner.name

@@ -284,6 +284,8 @@ SEVERAL = known("a/Job/x", "a/JobSet/x", "b/JobSet/x", "b/JobSet/trainer", "b/Ra
         ("job/x", None, "a/Job/x"),
         ("JobSet/x", "a", "a/JobSet/x"),
         ("TrainJob/trainer", None, "b/JobSet/trainer"),
+        ("llama", None, "b/RayCluster/llama-7gx2k"),
+        ("RayJob/llama", "b", "b/RayCluster/llama-7gx2k"),
     ],
 )
 def test_a_name_a_kind_and_a_namespace_choose_a_job(name: str, namespace: str | None, found: str) -> None:
@@ -300,7 +302,7 @@ def test_a_name_a_kind_and_a_namespace_choose_a_job(name: str, namespace: str | 
         ),
         ("jobset/x", None, "2 jobs are called x: nodeagent job -n a JobSet/x; nodeagent job -n b JobSet/x"),
         ("trianer", None, "no job with pods that run is called trianer; there is JobSet b/trainer"),
-        ("llama", None, "no job with pods that run is called llama; there is RayCluster b/llama-7gx2k"),
+        ("llam", None, "no job with pods that run is called llam; there is RayCluster b/llama-7gx2k"),
         ("trainer", "a", "no job with pods that run is called trainer; there is Job a/x, JobSet a/x"),
         ("zzz", "nowhere", "no job with pods that run is called zzz; there is Job a/x, JobSet a/x,"),
         ("JobsSet/x", None, "JobsSet is no kind of job; did you mean JobSet?"),
@@ -319,6 +321,7 @@ GROUPS = known(
     "a/PodCliqueSet/one-0",
     "a/Job/batch-0",
     "b/Deployment/x-1",
+    "b/RayCluster/ray-world",
 )
 
 
@@ -337,6 +340,8 @@ def test_a_group_has_a_name_and_the_only_one_of_a_set_has_its_name_too(name: str
 
 
 def test_a_set_with_several_groups_names_them_and_a_number_at_the_end_makes_no_set_of_a_job() -> None:
+    with pytest.raises(job.JobNameError, match="no job with pods that run is called ray"):
+        job.chosen(GROUPS, "ray", None)
     with pytest.raises(job.JobNameError) as raised:
         job.chosen(GROUPS, "llama", None)
     assert str(raised.value) == (
@@ -402,9 +407,9 @@ async def test_a_cluster_where_a_job_has_no_pods_yet_is_told_so_and_hears_of_no_
 
 def test_a_job_of_a_cluster_that_waits_beside_others_is_told_so() -> None:
     with pytest.raises(job.JobNameError) as raised:
-        job.chosen(SEVERAL, "llama", None, live=True)
+        job.chosen(SEVERAL, "llam", None, live=True)
     assert str(raised.value).startswith(
-        "no job with pods that run is called llama; there is RayCluster b/llama-7gx2k. "
+        "no job with pods that run is called llam; there is RayCluster b/llama-7gx2k. "
         "A job that waits has no pods yet"
     )
 

@@ -46,6 +46,18 @@ def test_each_vf_has_a_line_with_its_name_and_its_address(
     assert {device: vf["address"] for device, vf in found.items()} == {row[0]: row[4] for row in rows}
 
 
+def test_an_address_that_a_plugin_gives_at_the_start_of_a_pod_has_its_name(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ipam = '{type: host-local, ranges: [[{subnet: "10.{100+rail}.0.0/16"}]]}'
+    assert scanned(machine, f'attach: {{interface: "rail{{rail}}", ipam: {ipam}}}\n') == 0
+    output = capsys.readouterr().out
+    section = output.partition("IN PODS\n")[2].partition("\n\n")[0].splitlines()
+    assert section[1:]
+    assert all(line.endswith(" by host-local") for line in section[1:])
+    assert "NO ADDRESS" not in output
+
+
 def test_of_a_machine_that_is_elsewhere_the_addresses_of_pfs_are_not_known(
     machine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,7 +175,7 @@ ENDED = {
 
 
 def test_three_overlays_remain_beside_the_base() -> None:
-    assert {*COMPONENTS, "node-pool"} == ENDED.keys()
+    assert {*COMPONENTS, "node-pool"} - {"attach-ipam"} == ENDED.keys()  # it never was an overlay
     for path in ENDED.values():
         assert [*path.parent.iterdir()] == [path]
 
@@ -306,7 +306,18 @@ SWITCHES = {
     **{
         value: re.sub("[A-Z]", lambda upper: f"-{upper[0].lower()}", value)
         for value in (
-            *("attach", "dra", "evictions", "infiniband", "jobs", "kueue", "marks", "mig", "migClaims"),
+            *(
+                "attach",
+                "attachIpam",
+                "dra",
+                "evictions",
+                "infiniband",
+                "jobs",
+                "kueue",
+                "marks",
+                "mig",
+                "migClaims",
+            ),
             *(
                 "nodeConditions",
                 "nodeFeatureGroups",
@@ -320,7 +331,7 @@ SWITCHES = {
     },
 }
 """The values of the chart, each with its component."""
-BESIDE = {"volcanoDeviceshare": "nodeConditions", "migClaims": "dra"}
+BESIDE = {"volcanoDeviceshare": "nodeConditions", "migClaims": "dra", "attachIpam": "attach"}
 """Values that need another one."""
 
 

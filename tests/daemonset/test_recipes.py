@@ -389,6 +389,14 @@ def test_the_mpijob_fits_only_with_what_its_queue_borrows() -> None:
     assert queues["pretraining"]["spec"]["cohortName"] == queues["inference"]["spec"]["cohortName"]
 
 
+@pytest.mark.parametrize("folder", ["mpi-operator", "kueue"])
+def test_the_launcher_of_an_mpijob_waits_for_its_workers(folder: str) -> None:
+    """MPI Operator starts it with the first worker otherwise: where two of four workers found no node, mpirun ended
+    and used up its ``backoffLimit``, so a job that had to wait failed."""
+    job = named(folder, "MPIJob", "all-reduce")
+    assert job["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
+
+
 def test_each_queue_of_the_cohort_gets_back_what_it_lent() -> None:
     """mpijob.yaml says so. With ``reclaimWithinCohort: LowerPriority`` a gang of the priority of the borrower waited
     for its own quota (seen with Kueue ff69552e)."""

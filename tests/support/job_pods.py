@@ -109,6 +109,7 @@ def of_pytorchjob(name: str, index: int = 0, **place: Any) -> dict[str, Any]:
         "training.kubeflow.org/job-name": name,
         "training.kubeflow.org/replica-type": "worker",
         "training.kubeflow.org/replica-index": str(index),
+        **({} if index else {"training.kubeflow.org/job-role": "master"}),
     }
     return pod(f"{name}-worker-{index}", ("kubeflow.org/v1", "PyTorchJob", name), labels, **place)
 
@@ -120,6 +121,15 @@ def of_raycluster(name: str, index: int = 0, **place: Any) -> dict[str, Any]:
         "app.kubernetes.io/created-by": "kuberay-operator",
     }  # fmt: skip
     return pod(f"{name}-gpus-worker-{index}x2", ("ray.io/v1", "RayCluster", name), labels, **place)
+
+
+def submitter_of_rayjob(name: str, **place: Any) -> dict[str, Any]:
+    """The pod of the Job by which a RayJob hands its program to its RayCluster."""
+    labels = {
+        **_batch(name), "app.kubernetes.io/created-by": "kuberay-operator",
+        "ray.io/originated-from-crd": "RayJob", "ray.io/originated-from-cr-name": name,
+    }  # fmt: skip
+    return pod(f"{name}-z8n2m", ("batch/v1", "Job", name), labels, **place)
 
 
 def of_volcano_job(name: str, index: int = 0, **place: Any) -> dict[str, Any]:

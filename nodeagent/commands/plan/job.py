@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ from nodeagent.fabric.troubles import FabricTrouble, troubles
 CANDIDATES_MAX = 6
 NO_PODS = "no pods in this input; a file needs those of `kubectl get pods -A -o yaml` too"
 WAITS = "a job that waits has no pods yet; `kubectl get workloads -A` lists those that Kueue holds"
+_RANDOM = re.compile(r"[bcdfghjklmnpqrstvwxz2456789]{5}")
+"""The ending that KubeRay adds: ``rand.String(5)`` of k8s.io/apimachinery, without vowels and 0, 1 and 3."""
 Jobs = Mapping[JobKey, Sequence[JobPod]]
 
 
@@ -119,9 +122,11 @@ def chosen(jobs: Jobs, name: str, namespace: str | None, *, live: bool = False, 
 
 
 def _set_of(job: JobKey) -> str | None:
-    """The name of the set of which the job is a group."""
-    name, _, index = job.name.rpartition("-")
-    return name if job.kind in GROUPED and index.isdecimal() else None
+    """The name of the set of which the job is a group, or of the RayJob that made the RayCluster."""
+    name, _, ending = job.name.rpartition("-")
+    if job.kind == "RayCluster":
+        return name if _RANDOM.fullmatch(ending) else None
+    return name if job.kind in GROUPED and ending.isdecimal() else None
 
 
 def described_job(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, Any], list[FabricTrouble]]:

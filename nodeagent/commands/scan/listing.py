@@ -233,8 +233,9 @@ def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:
     """The planned VFs and the first share of each HCA, and below them why some have no address."""
     if plan is None:
         return ""
+    by_plugin = None if plan.ipam is None else f"by {plan.ipam['type']}"
     rows = [
-        (device, vf.rail, interface_name(plan.interface, vf.rail, 0), vf.mtu, vf.address or None)
+        (device, vf.rail, interface_name(plan.interface, vf.rail, 0), vf.mtu, vf.address or by_plugin)
         for device, vf in sorted(plan.vfs.items())
         if not is_share(device) or device.endswith("::0")
     ]
