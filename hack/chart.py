@@ -107,6 +107,13 @@ NEEDS_NODE_CONDITIONS = (
 )
 
 
+NEEDS_ATTACH = (
+    "{{- if not .Values.attach.enabled }}"
+    '{{ fail "attachIpam.enabled needs attach.enabled=true, whose DaemonSet runs the plugin" }}'
+    "{{ end }}\n"
+)
+
+
 _DRIVER_ROOT = """\
 {{- $driverRoot := ($settings.gpu | default dict).driverRoot | default "" | toString | trimSuffix "/" }}
 {{- if regexMatch "^/(usr|run/nvidia)(/|$)" $driverRoot }}{{ $driverRoot = "" }}{{ end }}
@@ -389,8 +396,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         ),
         "templates/attach.yaml": when(
             "attach.enabled",
-            used("attach") + write([beside(one, "attach") for one in objects("attach", kubectl)]),
+            used("attach") + write([beside(one, "attach") for one in with_plugins(kubectl)]),
         ),
+        "templates/attach-ipam.yaml": when("attachIpam.enabled", NEEDS_ATTACH),
         "templates/node-conditions.yaml": when(
             "nodeConditions.enabled", used("nodeConditions") + write(objects("node-conditions", kubectl))
         ),
@@ -706,6 +714,28 @@ def doctor(manifest: Object, pods: dict[str, Object]) -> Object:
             "restartPolicy": "Never",
         },
     }
+
+
+def with_plugins(kubectl: str) -> list[Object]:
+    """The objects of ``attach``, with the folders of ``attach-ipam`` under its value."""
+    manifests = objects("attach", kubectl)
+    (daemonset,) = of_kind(manifests, "DaemonSet")
+    pod = daemonset["spec"]["template"]["spec"]
+    (further,) = (
+        pod_of([one])
+        for one in of_kind(parsed(render(("attach", "attach-ipam"), kubectl, "base")), "DaemonSet")
+        if one["metadata"]["name"] == daemonset["metadata"]["name"]
+    )
+    (container,), (changed,) = pod["containers"], further["containers"]
+    for items, others in (
+        (container["volumeMounts"], changed["volumeMounts"]),
+        (pod["volumes"], further["volumes"]),
+    ):
+        items += [conditional(one, ["attachIpam"], "") for one in others if one not in items]
+    limits, more = container["resources"]["limits"], changed["resources"]["limits"]
+    choice = f'ternary "{more["memory"]}" "{limits["memory"]}" $.Values.attachIpam.enabled'
+    limits["memory"] = f"@value@{choice}@"
+    return manifests
 
 
 def beside(manifest: Object, part: str) -> Object:

@@ -17,7 +17,9 @@ from msgspec import Struct
 from nodeagent.attach.attach_files import AttachFiles, AttachState
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
+from nodeagent.attach.cni_plugin import CniPlugins
 from nodeagent.attach.host_names import HostNames
+from nodeagent.attach.leases import CNI_FOLDER, PLUGIN_LOCK, Leases
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import NriError, NriPlugin, Runtime
 from nodeagent.attach.plan_file import read_attach_plan
@@ -39,12 +41,13 @@ _AGAIN_FIRST_S, _AGAIN_MAX_S = 0.2, 5.0
 
 class AttachPaths(Struct, frozen=True):
     """``directory`` is the state directory of the agent, ``podresources`` and ``nri`` are sockets, ``cdi`` is the
-    folder of specs."""
+    folder of specs, ``plugins`` that of CNI plugins."""
 
     directory: Path
     podresources: Path
     cdi: Path
     nri: Path
+    plugins: Path = CNI_FOLDER
 
 
 class AttachDaemon:
@@ -61,6 +64,7 @@ class AttachDaemon:
             AttachedSpec(paths.cdi),
             VfAllocations(paths.directory),
             NodeNetdevs(HostNames(paths.directory), device_of, host),
+            Leases(paths.directory, CniPlugins(paths.plugins, paths.directory / PLUGIN_LOCK)),
         )
         self._plugin = NriPlugin(paths.nri, self._attachments, self._registered)
         self._backoff = Backoff(_AGAIN_FIRST_S, _AGAIN_MAX_S)

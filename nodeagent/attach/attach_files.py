@@ -35,6 +35,7 @@ class WaitingPod(Struct, frozen=True):
 
 AttachStep = Literal[
     "plan",
+    "ipam",
     "holder",
     "sandbox",
     "namespace",
@@ -47,8 +48,9 @@ AttachStep = Literal[
     "spec",
     "time-out",
 ]
-"""Where an attempt failed: the VF has no address, another pod holds it too, two sandboxes have the pod's name, the
-namespace cannot be entered, a change of the netdev, the CDI spec cannot be written, the kernel did not answer."""
+"""Where an attempt failed: the VF has no address, the IPAM plugin gives none, another pod holds it too, two sandboxes
+have the pod's name, the namespace cannot be entered, a change of the netdev, the CDI spec cannot be written, the kernel
+did not answer."""
 
 
 class AttachCounts(Struct, frozen=True):

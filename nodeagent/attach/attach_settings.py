@@ -1,13 +1,14 @@
 """The settings of netdevs in pods."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from nodeagent.attach.address_plan import AddressPlan, interface_complaint, pattern_complaint
+from nodeagent.attach.ipam_section import ipam_complaint
 from nodeagent.config.file_errors import Conflict, quote
-from nodeagent.config.formats import form
+from nodeagent.config.formats import form, free_mapping
 from nodeagent.config.setting import Settings, setting
 
 
@@ -33,6 +34,9 @@ _PrefixPattern = Annotated[
         check=_prefix_complaint,
     ),
 ]
+
+
+_Ipam = Annotated[dict[str, Any], free_mapping(ipam_complaint)]
 
 
 class AttachSettings(Settings, frozen=True, kw_only=True):
@@ -72,7 +76,14 @@ class AttachSettings(Settings, frozen=True, kw_only=True):
             "it divides the prefix beside `vfs`."
         ),
     ] = 0
-
+    ipam: Annotated[
+        _Ipam | None,
+        setting(
+            "The section `ipam` of a CNI configuration, in place of `addresses`: the plugin that its `type` names, "
+            "such as host-local or nv-ipam, gives the addresses and routes of VFs in pods. {rail} may stand in its "
+            "texts, as in `addresses`, and must in one. Needs components/attach-ipam on the node."
+        ),
+    ] = None
     numbers: Annotated[
         bool,
         setting(
@@ -104,6 +115,15 @@ def attach_conflicts(settings: AttachSettings, shares: int = 0) -> Iterator[Conf
         yield Conflict(
             (("addresses",), ("interface",)),
             "addresses are given to netdevs in pods: set attach.interface too",
+        )
+    if settings.ipam is not None and settings.interface is None:
+        yield Conflict(
+            (("ipam",), ("interface",)), "addresses are given to netdevs in pods: set attach.interface too"
+        )
+    if settings.ipam is not None and settings.addresses is not None:
+        yield Conflict(
+            (("ipam",), ("addresses",)),
+            "both give addresses: remove attach.addresses, or attach.ipam",
         )
     if settings.numbers and (settings.addresses is None or ":" in settings.addresses):
         yield Conflict(

@@ -1,8 +1,9 @@
 """Which VFs are in which pod: follow the sandboxes of the node, move netdevs, and say so in the CDI spec.
 
 * podresources and the records of prepared claims say which pod holds a VF, the kernel where its netdev is, the runtime
-  which sandboxes there are. Nothing else decides, and nothing is kept but the names of netdevs on the host. So this
-  process may end at any moment.
+  which sandboxes there are. Nothing else decides, and nothing is kept but the names of netdevs on the host and what
+  IPAM plugins have given. So this process may end at any moment.
+* An address comes before the move and goes after the return, so no netdev has one that is not its own any more.
 * The entry of a VF in the CDI spec comes after its move and goes before its return.
 * A sandbox of a pod without VFs is answered at once. What cannot be known now is settled later: until then the pod's
   containers are refused for want of their CDI device, and the kubelet tries them again.
@@ -22,6 +23,7 @@ from nodeagent.attach.address_plan import AddressPlanError
 from nodeagent.attach.attach_files import AttachCounts, AttachStep, WaitingPod
 from nodeagent.attach.attached_spec import AttachedSpec, Entry
 from nodeagent.attach.claimed_vfs import ClaimedVf
+from nodeagent.attach.leases import Leases
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
 from nodeagent.attach.pod_netdevs import AttachError
@@ -111,9 +113,10 @@ class Attachments:
         spec: AttachedSpec,
         allocations: VfAllocations,
         netdevs: NodeNetdevs,
+        leases: Leases,
     ) -> None:
         self._plan, self._holdings, self._spec = plan, holdings, spec
-        self._allocations, self._netdevs = allocations, netdevs
+        self._allocations, self._netdevs, self._leases = allocations, netdevs, leases
         self._sandboxes: dict[str, Sandbox] = {}
         self._entries: dict[str, dict[str, Entry]] = {}
         """By sandbox and device: what the spec defines."""
@@ -127,6 +130,8 @@ class Attachments:
         """Why a sandbox lacks its netdevs, by its ID; empty: not known yet."""
         self._in_doubt = True
         """The kubelet has not said yet what the sandboxes hold."""
+        self._told = False
+        """The runtime has told of all sandboxes: one that is not known has ended."""
         self.counts = AttachCounts()
         self._listed: tuple[int, _Known] | None = None
         """The state at the kubelet's last list, if the last allocation, whose time stands first, was long before it.
@@ -140,7 +145,7 @@ class Attachments:
             self._unordered = frozenset(self._sandboxes)
             self._entries = {}
             self._unsettled = {}
-            self._in_doubt = True
+            self._in_doubt = self._told = True
             await self._settle()
 
     async def begin(self, sandbox: Sandbox) -> None:
@@ -182,13 +187,13 @@ class Attachments:
             known = self._sandboxes.pop(sandbox.id, None)
             self._unsettled.pop(sandbox.id, None)
             entries = self._entries.pop(sandbox.id, None)
-            if not entries or known is None:
-                return
-            plan = await in_thread(self._plan)
-            await self._calls.run(self._write)
-            if known.network:
-                with suppress(AttachError):  # the namespace is gone: the kernel has returned its netdevs
-                    await self._calls.run(self._netdevs.give_back, known.network, entries.keys(), plan)
+            if entries and known is not None:
+                plan = await in_thread(self._plan)
+                await self._calls.run(self._write)
+                if known.network:
+                    with suppress(AttachError):  # the namespace is gone: the kernel has returned its netdevs
+                        await self._calls.run(self._netdevs.give_back, known.network, entries.keys(), plan)
+            await self._calls.run(self._release, sandbox.id)
 
     # --- without the runtime ---
 
@@ -198,6 +203,7 @@ class Attachments:
             await self._settle()
 
     async def _settle(self) -> None:
+        await self._calls.run(self._release)
         plan = await in_thread(self._plan)
         if plan is None:
             return
@@ -255,11 +261,14 @@ class Attachments:
         """Repeat what failed, name VFs that came back by themselves, and bring back what has left its pod."""
         plan, changed_ns = await in_thread(lambda: (self._plan(), self._allocations.changed_ns()))
         if plan is None:
+            async with self._moving:
+                await self._calls.run(self._release)
             return
         doubt = self._in_doubt or bool(self._unsettled)
         if not doubt:
             async with self._moving:
                 left = await self._calls.run(self._tidy, plan)
+                await self._calls.run(self._release)
             allocated = self._listed is None or self._listed[0] != changed_ns
             doubt = plan.on and (left or allocated)
         if doubt:
@@ -372,7 +381,13 @@ class Attachments:
             }
         before = self._netdevs.inside(sandbox.network).keys()
         self._fetch(missing - before, sandbox, plan)
-        present = self._netdevs.attach(sandbox.network, links)
+        links, new = self._leases.lend(sandbox, links, before, plan.ipam, plan.taken)
+        try:
+            present = self._netdevs.attach(sandbox.network, links)
+        except (AttachError, NetlinkError, OSError):
+            if left := new - self._netdevs.inside(sandbox.network).keys():
+                self._leases.release(sandbox.id, left)
+            raise
         return not devices <= before, {
             one: Entry(present[one].name, sandbox.network, known.stamps[one], present[one].addresses)
             for one in sorted(devices)
@@ -406,7 +421,21 @@ class Attachments:
                     self._entries.get(other.id, {}).pop(device, None)
                 self._write()
                 self._netdevs.give_back(other.network, theirs, plan)
+                self._leases.release(other.id, theirs - self._netdevs.inside(other.network).keys())
                 missing = missing - theirs
+
+    def _release(self, ended: str = "") -> None:
+        """Give the addresses of ended sandboxes back to their plugins, once their netdevs have left. Before the runtime
+        has told which there are, only the sandbox ``ended`` is known to have done so."""
+        for of in self._leases.known:
+            one = self._sandboxes.get(of.sandbox)
+            lives = one is not None and (one.on_host or (one.network and Path(one.network).exists()))
+            if lives or (not self._told and of.sandbox != ended):
+                self._leases.release_again(of.sandbox)
+                continue
+            inside = self._netdevs.inside(of.network) if Path(of.network).exists() else {}
+            if inside.keys().isdisjoint(lease.device for lease in of.leases):
+                self._leases.release(of.sandbox)
 
     def _keep(self, plan: AttachPlan, sandboxes: Iterable[Sandbox]) -> bool:
         """Keep those entries of an earlier process whose VFs are in the namespaces of these sandboxes. Return whether

@@ -102,10 +102,12 @@ class NodeNetdevs:
         try:
             for link in links:
                 pf = None if link.asks is None else found.get(link.asks)
-                if pf is not None and link.address is not None:
+                if pf is None:
+                    continue
+                for own in link.addresses:
                     with suppress(NetlinkRefusedError):  # a PF that is down cannot ask
-                        if host.netdevs.ask_for(pf.ifindex, link.address.ip):
-                            asked[pf.ifindex, link.address.ip] = link
+                        if host.netdevs.ask_for(pf.ifindex, own.ip):
+                            asked[pf.ifindex, own.ip] = link
             if asked:
                 time.sleep(_ANSWERS_S)
             answers = host.netdevs.answered() if asked else {}

@@ -108,10 +108,8 @@ def attach(
             step = "set up"
             enter(f"set up {link.device}")
             pod.netdevs.set_up(there.ifindex, link.mtu, _SYSCTLS)
-            if link.address is not None and _lacks(pod, there, link.address):
-                step = "address"
-                pod.netdevs.add_address(there.ifindex, link.address)
-                pod.netdevs.route_by_source(there.ifindex, link.address, link.table)
+            step = "address"
+            _give_addresses(pod, there, link)
         return len(moved)
     except NetlinkError as error:
         if link is None:
@@ -124,6 +122,16 @@ def attach(
             else ""
         )
         raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}", step) from error
+
+
+def _give_addresses(pod: OpenNamespace, netdev: Netdev, link: PodLink) -> None:
+    """Give a netdev in a pod the addresses that it lacks, with their routes and rules."""
+    for address in _lacking(pod, netdev, link.addresses):
+        pod.netdevs.add_address(netdev.ifindex, address)
+        pod.netdevs.route_by_source(netdev.ifindex, address, link.table)
+        for route in link.routes:
+            if route.destination.version == address.version:
+                pod.netdevs.add_route(netdev.ifindex, route.destination, route.gateway, address, link.table)
 
 
 def _nowhere(link: PodLink) -> str:
@@ -184,13 +192,15 @@ def devices_in(place: OpenNamespace, device_of: DeviceOf) -> dict[str, Netdev]:
     return {device: netdev for device, netdev in found.items() if device is not None}
 
 
-def _lacks(pod: OpenNamespace, netdev: Netdev, address: VfAddress) -> bool:
-    """Whether a netdev in a pod is to get an address. One that has another IPv4 address, from an earlier plan, keeps it
-    until its pod ends: connections would break. An IPv6 address follows the MAC address, and the pod may have others by
-    router advertisements."""
+def _lacking(pod: OpenNamespace, netdev: Netdev, addresses: tuple[VfAddress, ...]) -> tuple[VfAddress, ...]:
+    """Those of the addresses that a netdev in a pod is to get. One that has another IPv4 address, from an earlier plan,
+    keeps it until its pod ends: connections would break. IPv6 addresses are given in any case, because the pod may have
+    others by router advertisements."""
+    if not addresses:
+        return ()
     present = addresses_by_ifindex(pod.netdevs).get(netdev.ifindex, ())
-    own = [one for one in present if one.version == 4 and not one.is_link_local]
-    return address.version == 6 or not own or address in own
+    own = {one for one in present if one.version == 4 and not one.is_link_local}
+    return tuple(one for one in addresses if one.version == 6 or one in own or not own.difference(addresses))
 
 
 def _find(place: OpenNamespace, device: str, device_of: DeviceOf) -> Netdev | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from ipaddress import ip_interface
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface
 from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 
@@ -35,27 +36,40 @@ class PlannedVf(Struct, frozen=True):
 class AttachPlan(Struct, frozen=True):
     """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address, and the shares
     of HCAs. ``on``: new pods get netdevs; otherwise only those that have some keep them until their end. ``probe``: ask
-    whether another NIC has the address."""
+    whether another NIC has the address. ``ipam`` is the section of the plugin that gives the addresses, a pattern of
+    the rails; ``None``: those of ``vfs`` count. ``taken`` are the addresses that it must not give, and their owners."""
 
     interface: str
     vfs: Mapping[str, PlannedVf]
     on: bool = True
     probe: bool = False
+    ipam: dict[str, Any] | None = None
+    taken: Mapping[str, str] = {}
+
+
+class PodRoute(Struct, frozen=True):
+    """A route over the netdev of a VF. ``gateway``: ``None`` for destinations on its link."""
+
+    destination: IPv4Network | IPv6Network
+    gateway: IPv4Address | IPv6Address | None = None
 
 
 class PodLink(Struct, frozen=True):
     """The netdev of one VF or share in its pod. ``table`` is its routing table, and the priority of its rule. ``asks``:
     the PCI address of the PF that asks whether another NIC has the address; ``None``: nobody does. ``parent``: that of
-    the PF on which the netdev of a share is made, with this ``mac``; ``None``: it is a VF's, and is moved."""
+    the PF on which the netdev of a share is made, with this ``mac``; ``None``: it is a VF's, and is moved.
+    ``routes`` are in its table alone."""
 
     device: str
+    rail: int
     name: str
     mtu: int | None
-    address: VfAddress | None
+    addresses: tuple[VfAddress, ...]
     table: int
     asks: str | None = None
     parent: str | None = None
     mac: str = ""
+    routes: tuple[PodRoute, ...] = ()
 
 
 def pod_links(
@@ -79,9 +93,10 @@ def pod_links(
         links.append(
             PodLink(
                 device,
+                vf.rail,
                 interface_name(plan.interface, vf.rail, place),
                 vf.mtu,
-                None if vf.address is None else ip_interface(vf.address),
+                () if vf.address is None else (ip_interface(vf.address),),
                 _TABLE_FIRST + vf.rail * OF_A_RAIL_MAX + place,
                 vf.pf if plan.probe and vf.pf else None,
                 vf.pf if vf.mac else None,

@@ -45,6 +45,14 @@ def add(add: Add) -> None:
     )
 
     parser.add_argument(
+        "--plugins",
+        type=Path,
+        default=Path("/opt/cni/bin"),
+        metavar="DIR",
+        help="the folder of CNI plugins, for `attach.ipam` (default: %(default)s)",
+    )
+
+    parser.add_argument(
         "--list",
         action="store_true",
         help="print the netdevs of VFs in the pods of this node, as the running `nodeagent attach` keeps them in "
@@ -83,5 +91,6 @@ def _attach(options: argparse.Namespace) -> int:
 
     log_to_stderr(options.log_level or "info", daemon=True)
     podresources = options.kubelet_dir / "pod-resources" / "kubelet.sock"
-    asyncio.run(run_attach(AttachPaths(options.directory, podresources, options.cdi, options.nri)))
+    paths = AttachPaths(options.directory, podresources, options.cdi, options.nri, options.plugins)
+    asyncio.run(run_attach(paths))
     return GOOD

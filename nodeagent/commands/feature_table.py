@@ -61,6 +61,11 @@ FEATURES = (
         lambda c: c.attach.interface is not None,
     ),
     Feature(
+        "attach-ipam",
+        "folders of CNI plugins in nodeagent-attach; an IPAM plugin on the node",
+        beside="components/attach",
+    ),
+    Feature(
         "dra",
         "rights on ResourceSlices and claims, DeviceClasses; Kubernetes 1.36",
         _by_claim,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -60,6 +61,12 @@ def form(
         extra={"meaning": meaning, "check": check, "mend": mend},
         extra_json_schema={"x-digits": True} if digits else None,
     )
+
+
+def free_mapping(check: Callable[[Mapping[str, Any]], str | None]) -> msgspec.Meta:
+    """Declare a mapping whose keys are those of another program: the values of its plain scalars are read as in JSON.
+    ``check`` returns a complaint or ``None``."""
+    return msgspec.Meta(extra={"check": check})
 
 
 def index_range(text: str) -> range:

@@ -129,6 +129,8 @@ def type_words(type_: inspect.Type) -> str:
             return f"number, {low}..{high}"
         case inspect.BoolType():
             return "true | false"
+        case inspect.DictType():
+            return "mapping"
         case _:
             return "text"
 

@@ -28,6 +28,8 @@ _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 _SCIENTIFIC = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?")
 _DIGITS_MAX = 15  # any more are not exact in JSON, and no setting is so large
 
+_EXACT_DIGITS_MAX = 18  # of a whole number in 64 bits
+
 
 class _Invalid:
     """Stands for a value that does not fit its setting."""
@@ -96,6 +98,8 @@ class _Validator:
             return self.struct(node, type_, path)
         if isinstance(type_, inspect.VarTupleType):
             return self._list(node, type_, path)
+        if isinstance(type_, inspect.DictType):
+            return self._free(node, extra, path)
         complaint = None
         read: Any = INVALID
         if _is_null(node):
@@ -192,6 +196,17 @@ class _Validator:
                 self._errors.add((*path, i), at.at, message)
         return [item for item in items if item is not INVALID]
 
+    def _free(self, node: YamlNode, extra: Mapping[str, Any], path: Path) -> Any:
+        """A mapping with the keys of another program."""
+        if not isinstance(node.value, dict):
+            self._refuse(node, "a mapping", path)
+            return INVALID
+        read = _plain(node)
+        if (complaint := extra["check"](read)) is not None:
+            self._errors.add(path, node.at, str(complaint))
+            return INVALID
+        return read
+
     def _refuse(self, node: YamlNode, wanted: str, path: Path, *, scalars: bool = False) -> None:
         message = f"must be {wanted}, is {_named(node)}"
         if _is_null(node):
@@ -199,6 +214,24 @@ class _Validator:
         elif scalars and isinstance(node.value, str):
             message += f"; did you mean [{quote(node.value)}]?"
         self._errors.add(path, node.at, message)
+
+
+def _plain(node: YamlNode) -> Any:
+    """A value of which no setting says what it means: a plain scalar is what it is in JSON, or else a text."""
+    if isinstance(node.value, dict):
+        return {key: _plain(entry.node) for key, entry in node.value.items()}
+    if isinstance(node.value, tuple):
+        return [_plain(item) for item in node.value]
+    text = node.value
+    if _is_null(node):
+        return None
+    if node.quoted or len(text) > _EXACT_DIGITS_MAX:
+        return text
+    if text in ("true", "false"):
+        return text == "true"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _DECIMAL.fullmatch(text) else text
 
 
 def _scalar(text: str, quoted: bool, type_: inspect.Type, extra: Mapping[str, Any]) -> tuple[Any, str | None]:
@@ -307,7 +340,7 @@ def _wanted(type_: inspect.Type) -> str:
             return "true or false"
         case inspect.VarTupleType():
             return "a list"
-        case inspect.StructType():
+        case inspect.StructType() | inspect.DictType():
             return "a mapping"
         case inspect.LiteralType(values=values):
             return _one_of([str(value) for value in values])

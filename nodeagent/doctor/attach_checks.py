@@ -9,6 +9,7 @@ from nodeagent.attach.attach_files import AttachFiles, AttachState
 from nodeagent.attach.plan_file import read_attach_plan
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.doctor.reads import Target
+from nodeagent.sources.host_paths import rdma_exclusive
 
 ATTACH_TOPIC = Topic(
     "attach",
@@ -29,6 +30,12 @@ ATTACH_TOPIC = Topic(
             "A pod that gets such a VF does not start: it would be without the address that the settings promise.",
             "give the PF its address in the prefix of its rail, or correct `attach.addresses`",
         ),
+        "attach_rdma_exclusive": Advice(
+            "In this mode a program opens only the RDMA devices of its own network namespace, and `nodeagent attach` "
+            "moves netdevs alone: pods with VFs have TCP, and no RDMA.",
+            "rdma system set netns shared, while no RDMA device is in use, and options ib_core netns_mode=1 in "
+            "/etc/modprobe.d; or move the VFs by Multus with rdma-cni",
+        ),
         "attach_pod": Advice(
             "Its containers with a VF wait. It is tried again every ten seconds.",
             "remove the obstacle that the message names",
@@ -46,13 +53,15 @@ _NO_STATE = AttachState()
 @dataclass(frozen=True, slots=True)
 class AttachFacts:
     """``runs``: whether ``nodeagent attach`` runs; ``None`` where the settings do not ask for it, or on a captured
-    machine. ``refusals``: why planned VFs have no address, by PCI address. ``error``: why the files cannot be read."""
+    machine. ``refusals``: why planned VFs have no address, by PCI address. ``error``: why the files cannot be read.
+    ``rdma_exclusive``: the kernel is in the exclusive RDMA mode."""
 
     runs: bool | None = None
     state: AttachState = _NO_STATE
     vfs: int = 0
     refusals: tuple[tuple[str, str], ...] = ()
     error: str = ""
+    rdma_exclusive: bool = False
 
 
 def read_attach(target: Target) -> AttachFacts:
@@ -66,7 +75,7 @@ def read_attach(target: Target) -> AttachFacts:
         return AttachFacts(runs=False, error=str(error))
     vfs = {} if plan is None else plan.vfs
     refusals = tuple((device, vf.refusal) for device, vf in sorted(vfs.items()) if vf.refusal)
-    return AttachFacts(runs, state, len(vfs), refusals)
+    return AttachFacts(runs, state, len(vfs), refusals, rdma_exclusive=rdma_exclusive(target.tree))
 
 
 def attach_findings(facts: AttachFacts) -> Iterator[Finding]:
@@ -87,6 +96,11 @@ def attach_findings(facts: AttachFacts) -> Iterator[Finding]:
         )
         for waiting in facts.state.waiting[:_SHOWN]:
             yield ATTACH_TOPIC.fix("attach_pod", f"{waiting.pod}: {waiting.reason}")
+    if facts.rdma_exclusive:
+        yield ATTACH_TOPIC.warn(
+            "attach_rdma_exclusive",
+            "the kernel is in the exclusive RDMA mode, and `attach` moves netdevs alone",
+        )
     reasons: dict[str, list[str]] = {}
     for device, refusal in facts.refusals:
         reasons.setdefault(refusal, []).append(device)

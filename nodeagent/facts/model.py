@@ -301,8 +301,8 @@ class PodNetdev(msgspec.Struct, frozen=True):
 
 
 class NodeNumber(msgspec.Struct, frozen=True):
-    """The number of this node on the rail of one PF, by whose address it is known; 0: that gives it none. ``prefix`` is
-    that of the VFs' IPv4 addresses in pods."""
+    """The number of this node on the rail of one PF, by whose address it is known, or as the controller gave it; 0: it
+    has none. ``prefix`` is that of the VFs' IPv4 addresses in pods."""
 
     pci_address: str
     prefix: str

@@ -51,6 +51,7 @@ LARGE_CLASSES = {
     "nodeagent/commands/plan/objects.py:Objects": "one field for each kind of object",
     "nodeagent/health/explain.py:DeviceView": DOCUMENT,
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
+    "nodeagent/attach/attachments.py:Attachments": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
     "hack/lab/nodeagent_lab/sim/machine/hardware_values.py:Hardware": "one field for each reader of a NIC",
     "hack/lab/nodeagent_lab/demo/claim_show.py:ClaimShow": "one method for each step of the demo",

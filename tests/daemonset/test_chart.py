@@ -103,6 +103,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "overlays/observe": {"observe": ON, "config": text("overlays/observe/nodeagent.yaml")},
     "overlays/controller": {"controller": ON},
     "components/attach": {"attach": ON},
+    "components/attach-ipam": {"attach": ON, "attachIpam": ON},
     "components/dra": {"dra": ON},
     "components/evictions": {"evictions": ON, "nodeConditions": ON},
     "components/gpu-labels": {"gpuLabels": ON},

@@ -175,7 +175,7 @@ ENDED = {
 
 
 def test_three_overlays_remain_beside_the_base() -> None:
-    assert {*COMPONENTS, "node-pool"} == ENDED.keys()
+    assert {*COMPONENTS, "node-pool"} - {"attach-ipam"} == ENDED.keys()  # it never was an overlay
     for path in ENDED.values():
         assert [*path.parent.iterdir()] == [path]
 
@@ -308,6 +308,7 @@ SWITCHES = {
         for value in (
             *(
                 "attach",
+                "attachIpam",
                 "dra",
                 "evictions",
                 "gpuLabels",
@@ -331,7 +332,7 @@ SWITCHES = {
     },
 }
 """The values of the chart, each with its component."""
-BESIDE = {"volcanoDeviceshare": "nodeConditions", "migClaims": "dra"}
+BESIDE = {"volcanoDeviceshare": "nodeConditions", "migClaims": "dra", "attachIpam": "attach"}
 """Values that need another one."""
 
 

@@ -328,6 +328,22 @@ def test_the_part_that_moves_netdevs_has_the_folders_of_agent_runtime_and_kubele
     assert config("attach").cdi.directory == str(options.cdi)
 
 
+def test_an_ipam_plugin_has_its_folders_under_the_paths_of_the_node() -> None:
+    (spec,) = pod_specs(named(built("components/attach-ipam"), "DaemonSet", "nodeagent-attach"))
+    (container,) = spec["containers"]
+    plugins = cli._parser("attach").parse_args(["attach"]).plugins
+    for path in (
+        plugins / "host-local",
+        "/etc/cni/net.d/nv-ipam.d/nv-ipam.conf",
+        "/var/lib/cni/networks/nodeagent-rail0",
+    ):
+        mount = mount_of(container, str(path))
+        assert volume(spec, mount["name"])["hostPath"]["path"] == mount["mountPath"]
+        assert mount.get("readOnly", False) is (mount["mountPath"] != "/var/lib/cni")
+    without = pod_specs(named(built("components/attach"), "DaemonSet", "nodeagent-attach"))[0]
+    assert "/opt/cni/bin" not in {one["mountPath"] for one in without["containers"][0]["volumeMounts"]}
+
+
 async def test_the_first_pod_requests_offered_resources() -> None:
     page = (ROOT / "docs" / "first-pod.md").read_text()
     (text,) = (
@@ -466,6 +482,7 @@ GRANTED_IN = {
     "overlays/observe": {"nodeagent": ["NET_RAW"]},
     "components/gpu-mps": GRANTED | {"mps": []},
     "components/attach": GRANTED | {"attach": ["NET_ADMIN", "SYS_ADMIN"]},
+    "components/attach-ipam": GRANTED | {"attach": ["NET_ADMIN", "SYS_ADMIN"]},
     "components/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "components/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "components/mig-claims": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},

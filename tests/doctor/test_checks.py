@@ -505,6 +505,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         ),
     ),
     (
+        "warn attach_rdma_exclusive",
+        attach_checks.attach_findings(attach_checks.AttachFacts(runs=True, rdma_exclusive=True)),
+    ),
+    (
         "note attach_unreadable",
         attach_checks.attach_findings(attach_checks.AttachFacts(runs=False, error="denied")),
     ),

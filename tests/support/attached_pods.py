@@ -17,7 +17,9 @@ from msgspec.structs import replace
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, HoldingsError, KubeletList
+from nodeagent.attach.cni_plugin import CniPlugins
 from nodeagent.attach.host_names import HostNames
+from nodeagent.attach.leases import PLUGIN_LOCK, Leases
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf, claim_stamp
@@ -74,6 +76,7 @@ class AttachedNode:
         self.unlisted: set[tuple[str, str]] = set()
         """Pods that the kubelet does not list yet."""
         self.asked = 0
+        self.plugins = CniPlugins(folder / "cni-bin", folder / PLUGIN_LOCK)
         self.at_list: Callable[[], object] = lambda: None
         """Called while the kubelet answers."""
         self.stamps = AttachStamps(folder)
@@ -119,6 +122,7 @@ class AttachedNode:
             AttachedSpec(self.folder / "cdi"),
             VfAllocations(self.folder),
             NodeNetdevs(HostNames(self.folder), device_of, self.host.path),
+            Leases(self.folder, self.plugins),
         )
         return self.attachments
 

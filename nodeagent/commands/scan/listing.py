@@ -220,7 +220,8 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
     """The names and addresses that VFs would have in pods; ``None``: their netdevs stay on the host."""
     if config.attach.interface is None:
         return None
-    rails = {device: int(name.removeprefix("nic")) for device, name in view.nics.items()}
+    # The second NIC of a rail is nic3.1.
+    rails = {device: int(name.removeprefix("nic").partition(".")[0]) for device, name in view.nics.items()}
     gateways = () if addresses is None else route_gateways()
     given = None
     if config.attach.numbers and addresses is not None:
@@ -233,8 +234,9 @@ def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:
     """The planned VFs and the first share of each HCA, and below them why some have no address."""
     if plan is None:
         return ""
+    by_plugin = None if plan.ipam is None else f"by {plan.ipam['type']}"
     rows = [
-        (device, vf.rail, interface_name(plan.interface, vf.rail, 0), vf.mtu, vf.address or None)
+        (device, vf.rail, interface_name(plan.interface, vf.rail, 0), vf.mtu, vf.address or by_plugin)
         for device, vf in sorted(plan.vfs.items())
         if not is_share(device) or device.endswith("::0")
     ]

@@ -12,7 +12,15 @@ import socket
 import struct
 from collections.abc import Mapping
 from errno import EEXIST, ENOENT
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+    ip_address,
+)
 
 from nodeagent.base.bounded_calls import within
 from nodeagent.host.netlink.message import (
@@ -57,7 +65,8 @@ ARP_ANNOUNCE, ARP_IGNORE = 18, 19
 """IPV4_DEVCONF_*, include/uapi/linux/ip.h: the sysctls of a netdev."""
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFA_NODAD = 0x02  # IFA_F_NODAD, include/uapi/linux/if_addr.h
-_RTA_DST, _RTA_OIF, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 7, 15
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 7, 15
+_ONLINK = 4  # RTNH_F_ONLINK
 _FRA_SRC, _FRA_PRIORITY, _FRA_TABLE = 2, 6, 15
 _STATIC, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST, _TO_TABLE = 4, 0, 253, 1, 1
 
@@ -156,6 +165,29 @@ class NamespaceNetdevs(NetlinkSocket):
             attribute(_FRA_TABLE, u32(table)),
         )
         self._add(_NEWRULE, b"".join(rule))
+
+    def add_route(
+        self,
+        ifindex: int,
+        destination: IPv4Network | IPv6Network,
+        gateway: IPv4Address | IPv6Address | None,
+        address: IPv4Interface | IPv6Interface,
+        table: int,
+    ) -> None:
+        """Reach a destination over this netdev and a gateway from this source address, in one table; ``None``: it is on
+        the link. The gateway need not be in the prefix of the address."""
+        family = _family(address)
+        scope = _SCOPE_LINK if gateway is None and family == socket.AF_INET else _SCOPE_UNIVERSE
+        flags = _ONLINK if gateway is not None and gateway not in address.network else 0
+        route = (
+            _ROUTE.pack(family, destination.prefixlen, 0, 0, 0, _STATIC, scope, _UNICAST, flags),
+            attribute(_RTA_DST, destination.network_address.packed) if destination.prefixlen else b"",
+            attribute(_RTA_OIF, u32(ifindex)),
+            b"" if gateway is None else attribute(_RTA_GATEWAY, gateway.packed),
+            attribute(_RTA_TABLE, u32(table)),
+            attribute(_RTA_PREFSRC, address.ip.packed) if address.version == 4 else b"",
+        )
+        self._change(_NEWROUTE, _F_CREATE | _F_REPLACE, b"".join(route))
 
     def ask_for(self, ifindex: int, address: IPv4Address | IPv6Address) -> bool:
         """Let the kernel ask on this netdev who has an address, by ARP or neighbor discovery, and return at once;
