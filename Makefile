@@ -10,7 +10,7 @@ COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-an
 # Without byte code each worker takes three times as long to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all quick check architecture test search test-vm test-gpu test-cluster demo bench site soak golden features monitoring protos lock release clean
+.PHONY: all quick check architecture test search test-vm test-gpu test-cluster demo bench bench-runs bench-halls site soak golden features monitoring protos lock release clean
 all: test
 
 $(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
@@ -60,6 +60,12 @@ bench: $(VENV)/.ready  ## what agent and controller cost: the table of the agent
 	$(BIN)/python hack/bench_controller.py $(if $(filter --quick,$(ARGS)),1000)
 	$(BIN)/python hack/bench_rails.py $(filter --quick,$(ARGS))
 	$(BIN)/python hack/bench_stalls.py $(filter --quick,$(ARGS))
+
+bench-runs: $(VENV)/.ready  ## RUNS=5 whole runs of the agent's bench on a quiet machine, and the table of their medians
+	$(BIN)/python hack/bench_summary.py --runs $(or $(RUNS),5) $(ARGS)
+
+bench-halls: $(VENV)/.ready  ## what a hall of 1,000 to 100,000 nodes costs the controller, with the slope of each cost
+	$(BIN)/python hack/bench_halls.py $(ARGS)
 
 site: .cache/site-venv  ## the documentation as a site in dist/site, offline after the first time
 	.cache/site-venv/bin/python hack/site/build.py $(ARGS)

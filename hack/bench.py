@@ -30,6 +30,7 @@ from benchmarks import (
     calls,
     claims,
     enforcement,
+    features,
     health,
     idle,
     life,
@@ -63,6 +64,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "slices": slices.slices,
     "taps": taps.taps,
     "bare": bare.bare,
+    "features": features.features,
 }
 
 
@@ -111,6 +113,8 @@ def main() -> None:
     document = {
         "circumstances": around,
         "quick": options.quick,
+        "seconds": round(time.monotonic() - began),
+        "load_1min_at_the_end": round(os.getloadavg()[0], 2),
         "figures": [figure.as_json() for figure in figures],
         "ratios": [asdict(one) | {"met": one.met()} for one in found],
     }

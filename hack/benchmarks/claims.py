@@ -32,7 +32,7 @@ async def claims(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     runs = 10 if quick else 300
     server = await ApiServer().start()
     config = stage.folder / "dra.yaml"
-    config.write_text(_CONFIG.replace("KUBECONFIG", str(_kubeconfig(stage.folder, server))))
+    config.write_text(_CONFIG.replace("KUBECONFIG", str(kubeconfig(stage.folder, server))))
     arguments = ("run", "--config", str(config), "--root", str(stage.root))
     try:
         async with stage.kubelet() as kubelet:
@@ -92,7 +92,8 @@ def _claim(server: ApiServer, devices: list[tuple[str, str, str]], number: int) 
     return PodClaim("default", f"{name}-{uid}", uid, (DRIVER,))
 
 
-def _kubeconfig(folder: Path, server: ApiServer) -> Path:
+def kubeconfig(folder: Path, server: ApiServer) -> Path:
+    """A file by which an agent finds this API server."""
     content = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -1,4 +1,4 @@
-"""The agent beside the bare plugin of the same run: ratios, which hold on any machine.
+"""The agent beside a floor of the same run, such as the bare plugin: ratios, which hold on any machine.
 
 A figure of the bare plugin gives a floor its name, and a figure of the agent names the floor that it is held against.
 """
@@ -34,6 +34,8 @@ GOALS = {
     "agent rss": Goal("resident memory", "bare rss", {"max": 1.2}),
     "agent cpu": Goal("CPU at rest, without simulated files", "bare cpu", {"max": 0.06}, plus=True),
     "agent wake-ups": Goal("wake-ups", "bare wake-ups", {"max": 1.4}),
+    "every feature rss": Goal("memory with every feature, to none", "no feature rss", {"max": 1.2}),
+    "every feature cpu": Goal("CPU at rest with every feature, to none", "no feature cpu", {"max": 1.5}),
     "agent churn": Goal("CPU with pods that start and end, to at rest", "agent with veths", {"max": 1.3}),
 }
 """By the key of the agent's figure."""
@@ -65,7 +67,7 @@ def ratio_table(found: Sequence[Ratio]) -> str:
     """One line per ratio, and a last line with the number that falls short."""
     if not found:
         return "No ratio: `--only bare` measures the floor in the same run."
-    lines = ["The agent to the bare plugin, in this run"]
+    lines = ["Ratios in this run: the agent to the bare plugin, and to itself with none of the work"]
     for one in found:
         sign, most = ("+" if one.goal.plus else "x"), one.goal.most[one.statistic]
         verdict = "met" if one.met() else "SHORT"

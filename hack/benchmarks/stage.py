@@ -80,9 +80,13 @@ class Stage:
 
     @asynccontextmanager
     async def agent(
-        self, kubelet: Kubelet, config: Path | None = None, command: tuple[str, ...] = NODEAGENT
+        self,
+        kubelet: Kubelet,
+        config: Path | None = None,
+        command: tuple[str, ...] = NODEAGENT,
+        node: str | None = None,
     ) -> AsyncIterator[Process]:
-        """``nodeagent run``, after all resources are registered and listed."""
+        """``nodeagent run``, on this node, after all resources are registered and listed."""
         arguments: tuple[str, ...] = (
             "run",
             "--config",
@@ -93,7 +97,8 @@ class Stage:
         arguments += ("--kubelet-dir", str(kubelet.directory), "--listen", "127.0.0.1:0")
         # The faults of an earlier measurement must not become those of this one.
         (self.root / "var/lib/nodeagent/health.json").unlink(missing_ok=True)
-        async with self.process(*command, *arguments) as process:
+        named = ("env", f"NODE_NAME={node}") if node is not None else ()
+        async with self.process(*named, *command, *arguments) as process:
             try:
                 await kubelet.until(lambda: settled(kubelet, process.began), PATIENCE_S)
             except TimeoutError as error:

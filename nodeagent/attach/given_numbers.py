@@ -38,10 +38,12 @@ NOTHING_GIVEN = GivenNumbers()
 
 
 class _Kept(msgspec.Struct):
-    """The content of the file. A disk that was copied has the numbers of another node."""
+    """The content of the file. A disk that was copied has the numbers of another node, and a Node that was made again
+    under its name has another UID: its numbers may be another node's by now."""
 
     node: str
     spec: RailPartnersSpec
+    uid: str = ""
 
 
 def given_numbers(spec: RailPartnersSpec) -> GivenNumbers:
@@ -57,10 +59,21 @@ def given_numbers(spec: RailPartnersSpec) -> GivenNumbers:
     return GivenNumbers({one.rail: one for one in spec.numbers}, taken)
 
 
-def write_given_numbers(folder: Path, node: str, spec: RailPartnersSpec) -> None:
-    """Keep the object of the node that was read last, if it differs. ``folder`` is the state directory. Blocks; raises
-    ``OSError``."""
-    replace_changed_file(folder / NUMBERS_FILE, msgspec.json.encode(_Kept(node, spec)) + b"\n")
+def write_given_numbers(folder: Path, node: str, spec: RailPartnersSpec, uid: str = "") -> None:
+    """Keep the object of the node that was read last, if it differs. ``folder`` is the state directory, ``uid`` that of
+    the Node; empty: it is not known. Blocks; raises ``OSError``."""
+    replace_changed_file(folder / NUMBERS_FILE, msgspec.json.encode(_Kept(node, spec, uid)) + b"\n")
+
+
+def drop_given_numbers(folder: Path, uid: str) -> bool:
+    """Remove the object that was kept for another Node than the one with this UID, also of the same name. Return
+    whether there was one. Blocks; raises ``OSError``."""
+    path = folder / NUMBERS_FILE
+    with suppress(FileNotFoundError, ValueError):
+        if msgspec.json.decode(read_regular(path, STORED_SIZE_MAX), type=_Kept).uid not in ("", uid):
+            path.unlink()
+            return True
+    return False
 
 
 def read_given_numbers(folder: Path, node: str) -> GivenNumbers:

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+from itertools import chain
 from pathlib import Path
 
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.given_numbers import GivenNumbers
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
-from nodeagent.attach.share_netdevs import is_share, share_mac
+from nodeagent.attach.share_netdevs import is_share, share_group, share_mac
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Function, NodeNumber, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
@@ -67,17 +68,27 @@ def attach_plan(
 
 
 def node_numbers(
-    settings: AttachSettings, rails: Mapping[str, int], addresses: PfAddresses
+    settings: AttachSettings,
+    rails: Mapping[str, int],
+    addresses: PfAddresses,
+    numbers: GivenNumbers | None = None,
 ) -> tuple[NodeNumber, ...]:
-    """The number of this node on each rail, for the others; nothing of a PF with another address there. Pure."""
-    found: list[NodeNumber] = []
+    """The number of this node on each rail, for the others; nothing of a PF with another address there. Pure.
+
+    It is that of the PF's address, or the one of ``numbers`` that pods have addresses by: so the controller still knows
+    it if its objects are lost."""
+    found, names = list[NodeNumber](), nic_names(rails)
     if (plan := settings.address_plan) is None:
         return ()
     for pf, rail in sorted(rails.items()):
         with suppress(AddressPlanError):
             prefix = plan.of(rail)
             if isinstance(prefix, IPv4Network):
-                found.append(NodeNumber(pf, str(prefix), plan.node_number(rail, addresses.get(pf, ()))))
+                number = plan.node_number(rail, addresses.get(pf, ()))
+                given = None if numbers is None else numbers.of.get(names[pf])
+                if given is not None and given.prefix == str(prefix) and not given.holder:
+                    number = number or given.number
+                found.append(NodeNumber(pf, str(prefix), number))
     return tuple(found)
 
 
@@ -90,21 +101,27 @@ def _planned_shares(
     offered: Iterable[Devices],
     numbers: GivenNumbers | None,
 ) -> Iterator[tuple[str, PlannedVf]]:
-    """Yield the shares of HCAs that get a netdev on top of their PF."""
+    """Yield the shares of HCAs that get a netdev on top of their PF: those on offer, and those that pods still hold
+    after there are fewer, or none for a moment. Their containers restart by the plan."""
     links, names = {link.pci_address: link for link in snapshot.links}, nic_names(rails)
     pfs = {function.pci_address: function for function in snapshot.functions if function.parent is None}
-    for devices in offered:
-        address = devices.parent
+    of_pf: dict[str, set[str]] = {}
+    on_offer = (id_ for devices in offered for id_ in devices.ids if is_share(id_))
+    # Those of claims have no number, and other plugins have IDs of this form too.
+    held = (id_ for holding in snapshot.holdings or () for id_ in holding.device_ids if share_group(id_))
+    for device in chain(on_offer, held):
+        of_pf.setdefault(device.partition("::")[0], set()).add(device)
+    for address, shares in sorted(of_pf.items()):
         pf, link = pfs.get(address), links.get(address)
         base = None if link is None else link.permanent_mac or link.mac
         if pf is None or link is None or base is None or address not in rails or not takes_netdevs(pf):
             continue
-        of_pf = None if addresses is None else addresses.get(address, ())
-        for device in filter(is_share, devices.ids):
+        own = None if addresses is None else addresses.get(address, ())
+        for device in sorted(shares):
             number = int(device.rpartition("::")[2])
             mac = share_mac(base, number)
             given, refusal = _share_address(
-                plan, number, rails[address], of_pf, mac, taken, names[address], numbers
+                plan, number, rails[address], own, mac, taken, names[address], numbers
             )
             yield device, PlannedVf(rails[address], link.mtu, given, refusal, address, mac)
 

@@ -17,6 +17,7 @@ from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.fabric.nodelinks import ReportError
 from nodeagent.fabric.rail_partners import RailPartners, rail_partners_of
+from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import RAIL_PARTNERS
 
@@ -30,25 +31,40 @@ async def follow_partners(
     node: str,
     take: Callable[[RailPartners | None], Awaitable[object]],
     delivery: Delivery | None,
+    owner: NodeClaim | None = None,
 ) -> None:
-    """Give each object that was read to ``take``, ``None`` if there is none. Runs until cancelled."""
+    """Give each object that was read to ``take``, ``None`` if there is none. Runs until cancelled. ``owner`` is the
+    Node as the token names it: what a former Node of this name had goes with that one, and counts for nothing."""
     retry = ApiRetry("The list of partners cannot be read; the last one stays in force", delivery)
     none = Backoff(FIRST_S, RAIL_READ_S, jitter=JITTER)
     await asyncio.sleep(jittered(FIRST_S, 0.0, 1.0))
     while True:
         wait_s = jittered(RAIL_READ_S)
         try:
-            await take(rail_partners_of(await client.get(RAIL_PARTNERS, node)))
+            found = await _read(client, node, owner)
         except ReportError as error:
             log.warning("The list of partners is refused, and the last one stays. reason=%r", str(error))
         except ApiError as error:
-            if error.missing:
-                await take(None)
-                retry.succeeded()
+            wait_s = retry.failed(error, time.monotonic())
+        else:
+            await take(found)
+            retry.succeeded()
+            if found is None:
                 wait_s = none.next_s()
             else:
-                wait_s = retry.failed(error, time.monotonic())
-        else:
-            retry.succeeded(())
-            none.reset()
+                none.reset()
         await asyncio.sleep(wait_s)
+
+
+async def _read(client: ApiClient, node: str, owner: NodeClaim | None) -> RailPartners | None:
+    """The object of this node; ``None`` if there is none. Raises ``ApiError`` and ``ReportError``."""
+    try:
+        document = await client.get(RAIL_PARTNERS, node)
+    except ApiError as error:
+        if error.missing:
+            return None
+        raise
+    found = rail_partners_of(document)
+    references = document.get("metadata", {}).get("ownerReferences") or ()
+    owners = {one.get("uid") for one in references if one.get("kind") == "Node"}
+    return None if owner is not None and owners - {owner.uid} else found

@@ -23,6 +23,7 @@ from nodeagent.dra.device_metadata import POD_CLAIM_NAME, ClaimName, metadata_fi
 from nodeagent.dra.device_taints import tolerates
 from nodeagent.dra.devices import (
     GPU,
+    NIC,
     DraDevice,
     GrantedShare,
     Occupied,
@@ -94,6 +95,7 @@ def prepare_claim(
     using = [share for share in shares if not share.admin]
     _check(shares, using, snapshot, others)
     _choose_vfs(using, Shares(others), snapshot)
+    _check_nics(using, snapshot, others)
     uid = claim.metadata.uid
     granted = [_grant(group, snapshot) for group in _by_request(shares)]
     variables = _told(using, by_name.values(), snapshot)
@@ -348,6 +350,24 @@ def _choose_vfs(shares: Iterable[GrantedShare], held: Shares, snapshot: Snapshot
         share.vfs = share.device.choose(share, taken, own, snapshot)
         taken.update(share.vfs)
         own.update(share.vfs)
+
+
+def _check_nics(shares: Iterable[GrantedShare], snapshot: Snapshot, others: Iterable[PreparedClaim]) -> None:
+    """A NIC as a whole leaves nothing of it to others, under whatever name. The configuration or the hardware may have
+    changed since the other claim was prepared."""
+    parents = {function.pci_address: function.parent for function in snapshot.functions}
+    held = [(other, it) for other in others for it in other.devices if it.amount]
+    for share in shares:
+        if share.device.pool != NIC:
+            continue
+        nic = share.device.parent
+        for other, it in held:
+            part = it.hca == nic or any(parents.get(vf) == nic for vf in it.vfs)
+            if nic in it.vfs or (nic in share.vfs and part):
+                whole = it.device if nic in it.vfs else share.device.name
+                raise Occupied(
+                    f"{share.device.name}: the claim {other.full_name} has {it.device}, and {whole} is the whole NIC"
+                )
 
 
 def _by_request(shares: Iterable[GrantedShare]) -> list[list[GrantedShare]]:

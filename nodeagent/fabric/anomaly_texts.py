@@ -49,7 +49,7 @@ def shared_number(prefix: str, number: int, ends: Sequence[tuple[str, str]]) -> 
     nodes = tuple(dict.fromkeys(node for node, _ in ends))
     (node, link), *_ = ends
     message = (
-        f"{len(nodes)} nodes ({names_of(nodes)}) have the number {number} in {shown(prefix)}, by the address of "
+        f"{len(nodes)} nodes ({names_of(nodes)}) have the number {number} in {shown(prefix)}, on "
         f"{names_of([f'{shown(name)} of {of}' for of, name in ends])}: their pods would have the same addresses; give "
         "each NIC an address of its own"
     )

@@ -8,6 +8,7 @@ source of each name.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
@@ -249,7 +250,9 @@ class FabricOfJobs:
 
     def __init__(self, plan: Plan, held: HeldLinks) -> None:
         self._place, self._held, self._gpus = plan.nodes.place, held, plan.levels.gpu_faults
-        self._sizes = sorted(Counter(self._place.values()).values(), reverse=True)
+        sizes = sorted(Counter(self._place.values()).values(), reverse=True)
+        self._fitting = list(accumulate(sizes, initial=0))
+        """How many nodes fit into the largest leaf groups, by the number of groups."""
         self._faulty = {
             node: {
                 name
@@ -271,7 +274,7 @@ class FabricOfJobs:
         return JobFabric(
             job,
             {name: tuple(groups[name]) for name in sorted(groups)},
-            sum(placed > before for before in accumulate(self._sizes, initial=0)),
+            bisect_left(self._fitting, placed),
             tuple(links),
             tuple(link for link in links if link[1] in self._faulty.get(link[0], ())),
             tuple(sorted({(pod.node, gpu) for pod in pods for gpu in self._gpus_of(pod)})),

@@ -10,6 +10,7 @@ on this rail: so no report takes the addresses of running pods away.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from itertools import count
 from typing import NamedTuple
@@ -56,7 +57,7 @@ class NumberBook:
             for one in report.numbered[:RAILS_MAX]
             if one.number <= NUMBER_MAX
         }
-        kept, owners = self._kept(wanted, reports, nodes), dict[_Numbered, _End]()
+        kept, owners = self._kept(wanted, nodes), dict[_Numbered, _End]()
         for end, place in sorted(kept.items()):
             if owners.setdefault(place, end) != end:  # two objects, written by hand
                 del kept[end]
@@ -78,20 +79,18 @@ class NumberBook:
         self._of = kept
         return _by_node(kept, refused)
 
-    def _kept(
-        self,
-        wanted: Mapping[_End, NumberedLink],
-        reports: Mapping[str, CompactReport],
-        nodes: Container[str],
-    ) -> dict[_End, _Numbered]:
-        """The numbers that stay: the report names no other one, or there is no report."""
-        kept = {}
-        for end, place in self._of.items():
+    def _kept(self, wanted: Mapping[_End, NumberedLink], nodes: Container[str]) -> dict[_End, _Numbered]:
+        """The numbers that stay while there is the Node: the report of the link names no other one. A report may lack a
+        link for a moment, and pods have addresses by its number. Of such links an object has room for some."""
+        kept, room = {}, Counter({end.node: RAILS_MAX for end in self._of})
+        room.subtract(end.node for end in wanted)
+        for end, place in sorted(self._of.items()):
             link = wanted.get(end)
-            if link is None:
-                stays = end.node in nodes and end.node not in reports
-            else:
+            if link is not None:
                 stays = link.prefix == place.prefix and link.number in (0, place.number)
+            else:
+                stays = end.node in nodes and room[end.node] > 0
+                room[end.node] -= stays
             if stays:
                 kept[end] = place
         return kept

@@ -110,7 +110,8 @@ class NodeLink(Wire, frozen=True, kw_only=True):
     absent if this agent does not probe. A checked link without ``legs`` has good ones only.
 
     ``vf_prefix`` is the IPv4 prefix in which the VFs of the link get addresses in pods, and ``number`` that of the node
-    in it by the address of the link: absent, the address gives it none. Both are absent without such a plan."""
+    in it, by the address of the link or as the controller gave it: absent, it has none. Both are absent without such a
+    plan."""
 
     name: str
     netdev: str | None = None

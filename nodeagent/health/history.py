@@ -96,7 +96,8 @@ class Counter:
         elif raw > self.raw:
             self._before_resets = []
         self.raw = raw
-        self.total += added
+        if added:  # most counters stand still: their totals are one object
+            self.total += added
         self._note(at)
         return added
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 from nodeagent.base.bounded_calls import enter
@@ -168,13 +168,11 @@ class Tree:
 
     def _walk(self, path: str) -> str:
         """Resolve a path link by link."""
-        todo = [part for part in reversed(PurePosixPath(path).parts) if part != "/"]
+        todo = _parts(path)
         done: list[str] = []
         links = 0
         while todo:
             part = todo.pop()
-            if part == ".":
-                continue
             if part == "..":
                 if done:
                     done.pop()
@@ -190,8 +188,13 @@ class Tree:
                 raise SysfsError(f"{path} has too many levels of symbolic links")
             if target.startswith("/"):
                 done.clear()
-            todo.extend(part for part in reversed(PurePosixPath(target).parts) if part != "/")
+            todo += _parts(target)
         return "/" + "/".join(done)
+
+
+def _parts(path: str) -> list[str]:
+    """The names in a path, the last one first. ``PurePath`` would intern each: Python's table of names would grow."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def _opened_path(path: str) -> str | None:

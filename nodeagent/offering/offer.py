@@ -136,7 +136,7 @@ class Offer:
         if not self.dra_pools:
             return ()
         by_claim = (
-            ClaimEntry(kind, self.rails if "{rail}" in entry.name else {}, entry.vf_devices)
+            ClaimEntry(kind, _rails_of(entry, self.numbering), entry.vf_devices)
             for entry, kind in self._all_kinds(snapshot)
             if entry.by_claim
         )
@@ -156,13 +156,14 @@ class Offer:
 
     @property
     def rails(self) -> dict[str, int]:
-        """The rail of each offered PF, by PCI address. A missing PF has its last address."""
-        return {
-            rail.pci_address: rail.number
-            for _, rails in self.in_force()
-            for rail in rails
-            if rail.pci_address is not None
-        }
+        """The rail of each offered PF, by PCI address. A missing PF has its last address. Of entries that number a PF
+        differently, that of VFs counts, then the first one."""
+        found: dict[str, int] = {}
+        for _, rails in sorted(self.in_force(), key=lambda one: not vf_entries((one[0],))):
+            for rail in rails:
+                if rail.pci_address is not None:
+                    found.setdefault(rail.pci_address, rail.number)
+        return found
 
     def in_force(self) -> Iterator[tuple[NetworkResource, Rails]]:
         """Yield the entries of NICs with their rails."""
@@ -220,6 +221,7 @@ class Offer:
             *(trouble for find in finders for trouble in find(snapshot)),
             *hindered,
             *_tiny_slices(self.config, snapshot),
+            *_two_numbers(self.config, self.numbering),
             *_unreachable_vfs(self.rails, snapshot),
             *_without_rdma_cm(self.config, self.rails, snapshot),
             *_in_another_mode(snapshot),
@@ -413,6 +415,31 @@ class Offer:
             card = nics.get(address) or cards.get(address)
             rails = added(rails, address, card, number, reserved, late=late)
         return rails
+
+
+def _rails_of(entry: ResourceSettings, numbering: Numbering) -> Mapping[str, int]:
+    """The rail of each PF of an entry whose name has it, by PCI address."""
+    return {
+        rail.pci_address: rail.number
+        for one in network_entries((entry,))
+        for rail in numbering.get(selection(one), ())
+        if rail.pci_address is not None and "{rail}" in one.name
+    }
+
+
+def _two_numbers(config: Config, numbering: Numbering) -> Iterator[Lack]:
+    """The first NIC of entries with different selections, which number it differently."""
+    named: dict[str, tuple[int, str]] = {}
+    for entry in config.resources:
+        for address, number in _rails_of(entry, numbering).items():
+            before, name = named.setdefault(address, (number, entry.name))
+            if before != number:
+                yield Lack(
+                    f"{address} has two numbers: {before} by {name} and {number} by {entry.name}; entries with one "
+                    "`select` share their numbers",
+                    fatal=False,
+                )
+                return
 
 
 def _counts(

@@ -25,7 +25,7 @@ from nodeagent.attach.vf_plan import attach_plan
 from nodeagent.commands.scan.listing import pod_plan_table
 from nodeagent.fabric.rail_partners import RailNumber
 from nodeagent.facts.allocation import Devices
-from nodeagent.facts.model import Identifier, Link, Neighbor, Snapshot
+from nodeagent.facts.model import Holding, Identifier, Link, Neighbor, Snapshot
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.kinds.hca_shares import HcaShares, share_ids
 from tests.support.attached_pods import AttachedNode, addresses, links, pf, vf
@@ -231,6 +231,32 @@ def test_the_plan_has_the_shares_of_ethernet_hcas_with_a_rail() -> None:
     }
     lost = attach_plan(replace(settings, addresses="10.{rail}.0.0/16"), snapshot, {pf(0): 0}, {}, (), offered)
     assert "its PF has no address in 10.0.0.0/16" in lost.vfs[share(0, 0)].refusal
+
+
+def test_the_plan_keeps_the_shares_that_pods_hold_after_there_are_fewer() -> None:
+    """Without a plan their containers would not start again."""
+    nic = replace(pf_of(0), link_type="ethernet", pci_address=pf(0))
+    link = Link("ens0", nic.pci_address, "0c:42:a1:16:05:4c", True, True, "up", 400_000, 9000)
+    ids = (share(0, 3), f"{nic.pci_address}::0b3c-77.0", "GPU-1::3", "0000:99:00.0::1", nic.pci_address)
+    facts = Snapshot(functions=(nic,), links=(link,), holdings=(Holding("ml", "p", "c", "x/rdma0", ids),))
+    settings = AttachSettings(interface="rail{rail}", addresses="fd00:{rail}::/64", shares=2)
+    offered = [Devices(nic.pci_address, share_ids(nic.pci_address, 2), ())]
+    rails = {nic.pci_address: 0}
+    for devices, planned in ((offered, [0, 1, 3]), ([], [3])):
+        plan = attach_plan(settings, facts, rails, {}, offered=devices)
+        assert list(plan.vfs) == [share(0, number) for number in planned]
+        assert plan.vfs[share(0, 3)].mac == "02:03:a1:16:05:4c"
+
+
+def test_a_share_whose_netdev_could_not_be_told_apart_is_planned_so_that_its_pod_learns_why() -> None:
+    far = replace(pf_of(0), link_type="ethernet", pci_address="10000:01:00.0")
+    link = Link("ens0", far.pci_address, "0c:42:a1:16:05:4c", True, True, "up", 400_000, 9000)
+    offered = [Devices(far.pci_address, share_ids(far.pci_address, 1), ())]
+    settings = AttachSettings(interface="rail{rail}")
+    plan = attach_plan(
+        settings, Snapshot(functions=(far,), links=(link,)), {far.pci_address: 0}, {}, offered=offered
+    )
+    assert list(plan.vfs) == [f"{far.pci_address}::0"]
 
 
 def test_scan_shows_the_first_share_of_each_hca() -> None:

@@ -67,6 +67,27 @@ def test_of_a_machine_that_is_elsewhere_the_addresses_of_pfs_are_not_known(
     assert "the addresses of its PF are not known here" in output.partition("NO ADDRESS\n")[2]
 
 
+def test_the_nics_of_one_rail_have_its_name_and_prefix(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The planes of a NIC, and NICs in entries of their own."""
+    assert main(["scan", "--root", str(machine), "--json"]) == 0
+    pfs = sorted(json.loads(capsys.readouterr().out)["nics"])
+    entries = "".join(
+        f"- {{kind: vf, name: 'nic{{rail}}p{place}', select: {{pciAddresses: ['{pf}']}}}}\n"
+        for place, pf in enumerate(pfs)
+    )
+    file = machine.parent / "config.yaml"
+    file.write_text(
+        f"{HEAD.partition('resources:')[0]}resources:\n{entries}gpu: {{driver: none}}\n"
+        'attach: {interface: "rail{rail}", addresses: "fd00:{rail}::/64"}\n'
+    )
+    assert main(["scan", "--root", str(machine), "--config", str(file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(found["nics"].values()) == ["nic0", "nic0.1"]
+    assert {vf["rail"] for vf in found["inPods"].values()} == {0}
+
+
 def test_without_the_setting_nothing_is_said_of_pods(
     machine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ REQUEST = "the claim itself is wrong, whatever the state of the devices"
 CLAIM = "the claim is gone, is another one, is being ended or cannot be read"
 STATE = "a device that no claim can have: it is tainted or not published"
 SUMS = "other claims have the rest of it; the scheduler counts the same sums, and the claim waits for one that ends"
+CHANGED = "another claim has the hardware from before a change of the configuration or of the VFs, and this one waits"
 UNKNOWN = "right after the start of the agent; the claim waits for the facts"
 DRIVER = "what the driver answers when a MIG device is made or removed"
 
@@ -40,6 +41,7 @@ REFUSALS = {
     "claim_preparation.py:_share": (STATE, 3),
     "claim_preparation.py:_check_devices": (STATE, 1),
     "claim_preparation.py:_check_sums": (SUMS, 2),
+    "claim_preparation.py:_check_nics": (CHANGED, 1),
     "mig_place.py:check_place": (SUMS, 5),
     "claim_preparation.py:_check_limits": (REQUEST, 2),
     "claim_preparation.py:_check_clients": (SUMS, 1),

@@ -21,7 +21,7 @@ from nodeagent.facts.model import Holding, Rdma, Snapshot
 from nodeagent.kinds import Refused
 from nodeagent.kinds.hca_shares import HcaShares
 from tests.support.dra_node import CONFIG, NODE, claim_of, decoded, devices_of, machine, pfs_of, result
-from tests.support.kind_machines import SICK
+from tests.support.kind_machines import SICK, pf_of, vf_of
 
 TEXT = f"{CONFIG}- {{kind: rdma, mode: dra, shares: 3, select: {{drivers: [mlx5_core]}}}}\n"
 FACTS = machine()
@@ -171,3 +171,55 @@ class SharesByClaim(RuleBasedStateMachine):
 
 
 TestSharesByClaim = SharesByClaim.TestCase
+
+
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: x\nresources:\n"
+WHOLE = HEAD + "- {kind: nic, mode: dra}\n"
+NIC = replace(pf_of(0), num_vfs=0)
+UNDIVIDED = Snapshot(functions=(NIC,), holdings=())
+VFS = tuple(vf_of(pf_of(0), number) for number in range(2))
+DIVIDED = replace(UNDIVIDED, functions=(pf_of(0), *VFS))
+FORMER = replace(UNDIVIDED, functions=(NIC, *(replace(vf, missing=True, health=SICK) for vf in VFS)))
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "after", "second"),
+    [
+        (UNDIVIDED, WHOLE, UNDIVIDED, HEAD + "- {kind: rdma, mode: dra}\n"),
+        (UNDIVIDED, WHOLE, DIVIDED, HEAD + "- {kind: vf, mode: dra}\n"),
+        (UNDIVIDED, WHOLE, DIVIDED, HEAD + "- {kind: vf, mode: dra, vfDevices: true}\n"),
+        (UNDIVIDED, HEAD + "- {kind: rdma, mode: dra}\n", UNDIVIDED, WHOLE),
+        (DIVIDED, HEAD + "- {kind: vf, mode: dra}\n", FORMER, WHOLE),
+    ],
+    ids=["its shares", "its VFs", "each VF", "whole after shares", "whole after VFs"],
+)
+def test_a_nic_that_a_claim_has_whole_and_its_parts_are_never_of_two_claims(
+    before: Snapshot, first: str, after: Snapshot, second: str
+) -> None:
+    """The configuration or the hardware has changed, and the facts of what claims hold come a moment later."""
+
+    def prepare(facts: Snapshot, text: str, *others: PreparedClaim) -> PreparedClaim:
+        devices = devices_of(facts, text)
+        claim = decoded(claim_of(f"c{len(others)}", result(devices[0], 1, "r")))
+        return prepare_claim(
+            claim, node=NODE, devices=devices, snapshot=facts, others=others, sequence=len(others) + 1
+        )
+
+    one = prepare(before, first)
+    with pytest.raises(Occupied, match=r"the claim default/c0 has .* is the whole NIC"):
+        prepare(after, second, one)
+    prepare(after, second)
+
+
+def test_parts_of_one_nic_are_of_as_many_claims_as_there_are() -> None:
+    text = HEAD + "- {kind: vf, mode: dra}\n- {kind: rdma, mode: dra}\n"
+    records: tuple[PreparedClaim, ...] = ()
+    for number, device in enumerate([*devices_of(DIVIDED, text)] * 2):
+        claim = decoded(claim_of(f"c{number}", result(device, 1, "r")))
+        records += (
+            prepare_claim(
+                claim, node=NODE, devices=devices_of(DIVIDED, text), snapshot=DIVIDED, others=records,
+                sequence=number + 1,
+            ),
+        )  # fmt: skip
+    assert len(records) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +223,9 @@ def test_fewer_leaf_groups_than_the_fewest_cannot_hold_the_nodes(
 ) -> None:
     place = {f"g{unit}-{n}": f"g{unit}" for unit, size in enumerate(sizes) for n in range(size)}
     nodes = data.draw(st.lists(st.sampled_from(sorted(place)), unique=True, min_size=1))
-    fabrics = FabricOfJobs(plan_of(hall(1, 1)), {})
-    fabrics._place, fabrics._sizes = place, sorted(sizes, reverse=True)
-    made = fabrics.of(JOB, pods(*nodes))
+    plan = plan_of(hall(1, 1))
+    placed = replace(plan, nodes=replace(plan.nodes, place=place))
+    made = FabricOfJobs(placed, {}).of(JOB, pods(*nodes))
     assert sum(sorted(sizes, reverse=True)[: made.fewest]) >= len(nodes)
     assert sum(sorted(sizes, reverse=True)[: made.fewest - 1]) < len(nodes)
     assert made.fewest <= made.leaf_groups

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nodeagent.fabric.node_numbers import NumberBook, Numbers, with_numbers
 from nodeagent.fabric.nodelinks import Metadata
-from nodeagent.fabric.rail_partners import RailList, RailNumber, RailPartners, RailPartnersSpec
+from nodeagent.fabric.rail_partners import RAILS_MAX, RailList, RailNumber, RailPartners, RailPartnersSpec
 from nodeagent.fabric.reports import CompactReport, NumberedLink
 
 PREFIX = "10.103.0.0/16"
@@ -52,6 +52,31 @@ def test_a_number_stays_when_others_come_go_and_report() -> None:
     assert seen(book.assign(hall(silent), more)) == {"a": [(3, "")], "m": [(1, "")], "n": [(2, "")]}
     gone = one(a=0, n=0, z=0)
     assert seen(book.assign(hall(gone), gone)) == {"a": [(3, "")], "n": [(2, "")], "z": [(1, "")]}
+
+
+def test_a_number_outlives_reports_that_do_not_name_it() -> None:
+    """A PF that has two addresses for a moment, one that is gone, a part that was refused, an older agent: running pods
+    have addresses by it."""
+    book, reported = NumberBook(), one(a=7, b=0)
+    book.assign(hall(reported), reported)
+    for silent in ({"a": {}, "b": {}, "c": {"nic0": 0}}, one(b=0, c=0)):
+        numbers = book.assign(hall(silent), ("a", "b", "c"))
+        assert seen(numbers) == {"a": [(7, "")], "b": [(1, "")], "c": [(2, "")]}
+    taken = {"a": {}, "b": {}, "c": {"nic0": 7}}
+    assert seen(book.assign(hall(taken), taken))["c"] == [(7, "a")]
+
+
+def test_names_of_links_that_change_in_each_report_hold_no_more_numbers_than_an_object_has() -> None:
+    book = NumberBook()
+    for turn in range(4):
+        reported = {"a": {f"nic{turn}.{link}": 0 for link in range(100)}, "b": {"nic0": 0}}
+        numbers = book.assign(hall(reported), reported)
+        assert len(numbers["a"]) <= RAILS_MAX
+        assert {one.rail for one in numbers["a"]} >= reported["a"].keys(), "the present links come first"
+        assert len(numbers["b"]) == 1
+    late = {**reported, "c": {"nic0": 0}}
+    (mine,) = book.assign(hall(late), late)["c"]
+    assert mine.number <= RAILS_MAX + 2
 
 
 def test_a_new_leader_goes_on_from_the_objects() -> None:

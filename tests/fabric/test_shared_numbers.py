@@ -40,7 +40,7 @@ def test_two_nodes_with_one_number_are_named_once_with_their_nics() -> None:
     assert (anomaly.kind, anomaly.node, anomaly.link) == (AnomalyKind.SHARED_NUMBER, "su000-n001", "rail0")
     assert anomaly.nodes == ("su000-n001", "su000-n004")
     assert anomaly.message == (
-        "2 nodes (su000-n001, su000-n004) have the number 7 in 10.103.0.0/16, by the address of rail0 of su000-n001, "
+        "2 nodes (su000-n001, su000-n004) have the number 7 in 10.103.0.0/16, on rail0 of su000-n001, "
         "rail0 of su000-n004: their pods would have the same addresses; give each NIC an address of its own"
     )
 

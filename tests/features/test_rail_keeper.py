@@ -454,3 +454,86 @@ async def test_with_probes_and_numbers_an_object_has_both():
             await until(lambda: numbers(server)["node-00"])
             assert [one[1:] for one in numbers(server)["node-00"]] == [(1, "")]
             assert len(legs(server)) == UNITS * EACH * LINKS * 3
+
+
+@pytest.mark.slow
+async def test_a_new_leader_that_numbers_takes_no_partners_away_and_deletes_nothing():
+    """The numbers are there before the lists of partners are computed."""
+    both = structs.replace(RAILS, rails=FabricRailsSettings(probe=True, numbers=True))
+    async with cluster() as server:
+        server.put(numbered(0, 0))
+        async with running(server, both):
+            await complete(server)
+            await until(lambda: numbers(server)["node-00"])
+            before, once = stored(server), written(server)
+        async with running(server, both, "b") as other:
+            await until(lambda: other.progress.outcome is not None)
+            await asyncio.sleep(10 * JUDGE_S)
+        assert written(server) == once
+        assert stored(server) == before
+
+
+async def test_a_leader_that_comes_back_writes_none_of_its_former_numbers():
+    """In between another one led, and the hall has changed."""
+    async with cluster() as server:
+        for number in range(2):
+            server.put(numbered(0, number))
+        async with running(server, NUMBERED) as controller:
+            await until(lambda: len(stored(server)) == 2)
+            await until(lambda: not takes(server, "someone-else", controller))
+            former = numbers(server)
+            changed = [
+                one | {"number": 10 + one["number"]} for one in stored(server)["node-00"]["spec"]["numbers"]
+            ]
+            server.put(stored(server)["node-00"] | {"spec": {"numbers": changed}})
+            ((name, number, _),) = former["node-00"]
+            seen: list[int] = []
+            apply = ApiClient.apply
+
+            async def noted(client: ApiClient, resource: Any, body: Any, **words: Any) -> Any:
+                if resource is RAIL_PARTNERS and body["metadata"]["name"] == "node-00":
+                    seen.extend(one["number"] for one in body["spec"]["numbers"])
+                return await apply(client, resource, body, **words)
+
+            plan = controller._plan
+
+            async def late() -> Any:
+                await asyncio.sleep(2 * JUDGE_S)
+                return await plan()
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ApiClient, "apply", noted)
+                patch.setattr(controller, "_plan", late)
+                await until(lambda: controller.lease.leading)
+                await until(lambda: controller.progress.outcome is not None)
+                await asyncio.sleep(10 * JUDGE_S)
+            assert number not in seen
+            assert numbers(server)["node-00"] == [(name, 10 + number, "")]
+
+
+async def test_the_object_of_a_node_that_was_made_again_goes_over_to_it():
+    """Otherwise it goes with the former one, and the node has no number until the objects are compared."""
+    async with cluster() as server:
+        for number in range(2):
+            server.put(numbered(0, number))
+        async with running(server, NUMBERED) as controller:
+            await until(lambda: len(stored(server)) == 2)
+            before = numbers(server)
+            node = server.find("nodes", "node-00")
+            assert node is not None
+            server.put(node | {"metadata": {"name": "node-00", "uid": "made-again"}})
+            plans = controller.progress.plans
+            server.put(numbered(0, 2))  # another plan
+            await until(lambda: controller.progress.plans > plans)
+            await asyncio.sleep(4 * JUDGE_S)
+            (owner,) = stored(server)["node-00"]["metadata"]["ownerReferences"]
+            assert owner["uid"] == "made-again"
+            assert {node: numbers(server)[node] for node in before} == before
+
+
+def takes(server: ApiServer, identity: str, controller: Controller) -> bool:
+    """Give the lease to another one. Return whether the controller still leads."""
+    (lease,) = server.objects("leases")
+    if lease["spec"]["holderIdentity"] != identity:
+        server.put(lease | {"spec": lease["spec"] | {"holderIdentity": identity}})
+    return controller.lease.leading

@@ -142,3 +142,37 @@ def test_claims_have_a_nic_as_a_whole_as_one_device_for_one_claim() -> None:
     assert "pfPciAddress" not in shown["attributes"]
     assert shown.keys() == {"name", "attributes"}, "no capacity: one claim has it"
     assert published(vfs, facts)["attributes"]["whole"] == {"bool": False}
+
+
+SOME = "select: {pciAddresses: ['0000:02:*', '0000:03:*']}"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        f"{{kind: vf, {SOME}}}, {{kind: rdma}}",
+        f"{{kind: rdma}}, {{kind: vf, {SOME}}}",
+    ],
+)
+def test_a_nic_with_two_numbers_has_that_of_its_vfs_and_is_named(entries: str) -> None:
+    """Otherwise the VFs of nic0 would have the name and the address of rail 1 in pods."""
+    made, facts = Offer(configured(f"resources: [{entries}]\n")), machine(pf(1, vfs=0), pf(2), pf(3))
+    assert pools(made, facts)["example.com/nic0"] == ("0000:02:00.0",)
+    assert (made.rails["0000:02:00.0"], made.rails["0000:03:00.0"]) == (0, 1)
+    (said_once,) = [it for it in made.troubles(facts) if "two numbers" in it.message]
+    assert not said_once.fatal
+    assert "0000:02:00.0" in said_once.message
+    assert "one `select`" in said_once.message
+
+
+def test_claims_have_the_number_of_their_entry() -> None:
+    text = f"resources: [{{kind: vf, mode: dra, {SOME}}}, {{kind: rdma, mode: dra}}]\n"
+    made = Offer(configured(text)).dra_devices(machine(pf(1, vfs=0), pf(2), pf(3)))
+    rails = {device.name: device.rail for device in made}  # type: ignore[attr-defined]
+    assert (rails["nic-0000-02-00-0"], rails["rdma-0000-02-00-0"]) == (0, 1)
+
+
+def test_entries_with_one_selection_have_one_number() -> None:
+    facts = machine(pf(1, vfs=0), pf(2), pf(3))
+    made = Offer(configured(f"resources: [{{kind: vf, {SOME}}}, {{kind: rdma, {SOME}}}]\n"))
+    assert not [it for it in made.troubles(facts) if "two numbers" in it.message]

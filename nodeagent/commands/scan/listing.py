@@ -220,7 +220,8 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
     """The names and addresses that VFs would have in pods; ``None``: their netdevs stay on the host."""
     if config.attach.interface is None:
         return None
-    rails = {device: int(name.removeprefix("nic")) for device, name in view.nics.items()}
+    # The second NIC of a rail is nic3.1.
+    rails = {device: int(name.removeprefix("nic").partition(".")[0]) for device, name in view.nics.items()}
     gateways = () if addresses is None else route_gateways()
     given = None
     if config.attach.numbers and addresses is not None:

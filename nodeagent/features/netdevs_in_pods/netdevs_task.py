@@ -62,7 +62,7 @@ async def _follow_numbers(core: AgentCore, to: Writing) -> None:
     await core.settled.wait()
     from nodeagent.features.netdevs_in_pods.number_keeper import keep_numbers  # noqa: PLC0415
 
-    await keep_numbers(core.state, to.client, to.node, core.deliveries.of("attach-numbers"))
+    await keep_numbers(core.state, to.client, to.node, core.deliveries.of("attach-numbers"), to.owner)
 
 
 async def _switch_off(core: AgentCore, _node: str | None) -> None:

@@ -73,12 +73,13 @@ class PlanWriter:
             self._addresses = await self._calls.run(self._read, frozenset(rails))
         except NetlinkError as error:
             log.warning("The addresses of the PFs cannot be read; the last ones stay. reason=%r", str(error))
-        self._inventory.publish(_SOURCE, node_numbers=node_numbers(self._settings, rails, self._addresses))
         try:
-            gateways = await self._calls.run(route_gateways)
             given = None
             if self._settings.numbers:
                 given = await self._calls.run(read_given_numbers, self._folder, self._node)
+            numbers = node_numbers(self._settings, rails, self._addresses, given)
+            self._inventory.publish(_SOURCE, node_numbers=numbers)
+            gateways = await self._calls.run(route_gateways)
             offered = self._offered()
             plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, offered, given)
             if await self._calls.run(write_attach_plan, self._folder, plan):

@@ -51,10 +51,21 @@ OK, _GONE = 200, 404
 _REFUSALS = (400, 403, 422)
 
 
+_NOTHING_NUMBERED: tuple[None, Numbers, int] = None, {}, 0
+
+
+class _Owner(msgspec.Struct):
+    uid: str = ""
+
+
+class _OwnedMeta(Meta, rename="camel"):
+    owner_references: tuple[_Owner, ...] = ()
+
+
 class StoredPartners(msgspec.Struct):
     """A RailPartners object whose content is not decoded yet."""
 
-    metadata: Meta
+    metadata: _OwnedMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
@@ -67,12 +78,14 @@ class RailKeeper:
         self._settings = settings
         self.watch = RailJudge(settings.per_second)
         self._book = NumberBook()
-        self._numbered: tuple[Plan | None, Numbers] = None, {}
-        """The numbers, and the plan that they were given for."""
+        self._numbered: tuple[Plan | None, Numbers, int] = _NOTHING_NUMBERED
+        """The numbers, the plan that they were given for, and a digest of the Nodes of then."""
+        self._listed = asyncio.Event()
+        """The lists are of a plan of the present leader."""
         self._leads = False
         self._writes = NodeWrites("RailPartners cannot be kept", PER_SECOND)
         self._stored: dict[str, tuple[int, str | None]] = {}
-        """A digest of the content, and the version, of each object."""
+        """A digest of the content and its owner, and the version, of each object."""
         self._refused: dict[str, int] = {}
         """A digest of the content that the API server has refused: the same is sent again after ``RAILS_CHECK_S``."""
         self.writes: Counter[tuple[str, str]] = Counter()
@@ -88,7 +101,8 @@ class RailKeeper:
     async def lead(self) -> None:
         """Keep the lists and judge until cancelled."""
         self.watch.forget_times()
-        self._leads = True
+        self._leads, self._numbered = True, _NOTHING_NUMBERED
+        self._listed.clear()
         try:
             while True:
                 if await self._read():
@@ -116,6 +130,7 @@ class RailKeeper:
             if plan is not None and plan is not known:
                 await in_thread(partial(self.watch.plan, plan))
                 known = plan
+                self._listed.set()
             inputs = self._planner.inputs
             reports, faults = inputs.reports.copy(), inputs.faults.of_node.copy()
             anomalies = await in_thread(partial(self.watch.judge, reports, began, faults))
@@ -129,28 +144,33 @@ class RailKeeper:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        kept: tuple[RailLists, Numbers] | None = self.watch.lists, {}
+        kept: tuple[RailLists, Numbers, int] | None = self.watch.lists, {}, 0
         read_at = loop.time()
+        # What is not known yet must not be taken from the objects.
+        await (self._listed.wait() if self._settings.probe else self._core.plans.first())
         while True:
             try:
                 if loop.time() >= read_at + RAILS_CHECK_S:
                     kept, read_at = None, loop.time()
                     await self._compare()
-                lists, numbers = self.watch.lists, await self._numbers()
-                done = kept is not None and kept[0] is lists and kept[1] == numbers
+                numbers, owners = await self._numbers()
+                lists = self.watch.lists
+                done = kept is not None and kept[0] is lists and kept[1:] == (numbers, owners)
                 if not done and await self._write(lists, numbers):
-                    kept, done = (lists, numbers), True
+                    kept, done = (lists, numbers, owners), True
                 await asyncio.sleep(JUDGE_S if done else PAUSE_S)
             except NotLeading:
                 await asyncio.Event().wait()  # until this task is cancelled
 
-    async def _numbers(self) -> Numbers:
-        """Those of the last plan; none before the first, nor without the setting."""
+    async def _numbers(self) -> tuple[Numbers, int]:
+        """Those of the last plan, with a digest of the Nodes; none before the first, nor without the setting."""
         plan = self._core.plans.last
-        if self._settings.numbers and plan is not None and plan is not self._numbered[0]:
-            reports, nodes = plan.levels.reports, frozenset(self._uids)
-            self._numbered = plan, await in_thread(partial(self._book.assign, reports, nodes))
-        return self._numbered[1]
+        if plan is not None and plan is not self._numbered[0]:
+            reports, nodes, numbers = plan.levels.reports, self._uids.copy(), _NOTHING_NUMBERED[1]
+            if self._settings.numbers:
+                numbers = await in_thread(partial(self._book.assign, reports, nodes))
+            self._numbered = plan, numbers, hash(frozenset(nodes.items()))
+        return self._numbered[1:]
 
     async def _read(self) -> bool:
         """Read all objects, and the partners across in them. False: they cannot be read now."""
@@ -162,7 +182,10 @@ class RailKeeper:
             except msgspec.MsgspecError:
                 self._stored[node] = 0, version  # it is written again
                 return
-            self._stored[node] = _digest(spec), version
+            owner = next((one.uid for one in stored.metadata.owner_references), "") or self._uids.get(
+                node, ""
+            )
+            self._stored[node] = _digest(spec, owner), version
             self._book.adopt(node, spec.numbers)
             for rail in spec.rails:
                 far = (RailEnd(one.node, one.nic) for one in rail.probe if one.scope == ACROSS)
@@ -202,7 +225,15 @@ class RailKeeper:
     async def _write(self, lists: RailLists, numbers: Numbers) -> bool:
         """Write what differs. False: some writes failed, and the rest waits."""
         every, seen = iter(with_numbers(lists.each(), numbers)), set[str]()
-        while chunk := await in_thread(lambda: [(one, _digest(one.spec)) for one in islice(every, _AT_ONCE)]):
+        uids = self._uids
+
+        def some() -> list[tuple[RailPartners, int]]:
+            return [
+                (one, _digest(one.spec, uids.get(one.metadata.name or "", "")))
+                for one in islice(every, _AT_ONCE)
+            ]
+
+        while chunk := await in_thread(some):
             for partners, digest in chunk:
                 name = partners.metadata.name or ""
                 seen.add(name)
@@ -245,5 +276,6 @@ class RailKeeper:
 _SPECS = msgspec.json.Decoder(RailPartnersSpec)
 
 
-def _digest(spec: RailPartnersSpec) -> int:
-    return hash(msgspec.json.encode(spec))
+def _digest(spec: RailPartnersSpec, owner: str) -> int:
+    """``owner`` is the UID of the Node: the object goes with a Node that is made again under its name."""
+    return hash((msgspec.json.encode(spec), owner))

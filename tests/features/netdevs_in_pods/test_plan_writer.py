@@ -30,6 +30,7 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Identifier, Link, Neighbor, NodeNumber, Snapshot
 from nodeagent.features.netdevs_in_pods.number_keeper import keep_numbers
 from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter
+from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.manifests import ROOT
@@ -276,6 +277,55 @@ async def test_the_plan_follows_the_kept_numbers_also_while_no_api_server_answer
     assert await address() is None, "a broken file is no number"
 
 
+@pytest.mark.parametrize(
+    ("pf", "said", "number"),
+    [
+        (None, told(7), 7),
+        ("10.103.0.8/16", told(7), 8),
+        (None, told(7, "gpu-9"), 0),
+        (None, told(7, prefix="10.203.0.0/16"), 0),
+        (None, NOTHING_GIVEN, 0),
+    ],
+)
+def test_the_number_that_pods_have_addresses_by_is_reported(
+    pf: str | None, said: GivenNumbers, number: int
+) -> None:
+    """A controller whose objects were deleted while it did not run would give it to another node."""
+    pfs = {} if pf is None else {PF: (ip_interface(pf),)}
+    assert node_numbers(GIVEN, RAILS, pfs, said) == (NodeNumber(PF, "10.103.0.0/16", number),)
+
+
+async def test_the_report_has_the_kept_number_with_the_setting_alone(tmp_path: Path) -> None:
+    one = RailNumber(rail="nic3", prefix="10.103.0.0/16", number=7)
+    write_given_numbers(tmp_path, "gpu-0", RailPartnersSpec(numbers=(one,)))
+    for settings, number in ((GIVEN, 7), (SETTINGS, 0)):
+        inventory = Inventory()
+        inventory.publish("pci", functions=node(vf()).functions)
+        await PlanWriter(settings, inventory, lambda: RAILS, tmp_path, lambda _: {}, node="gpu-0").write()
+        assert inventory.snapshot.node_numbers == (NodeNumber(PF, "10.103.0.0/16", number),)
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_numbers_of_a_node_that_was_made_again_under_its_name_are_not_used(
+    tmp_path: Path, server: ApiServer, client: ApiClient
+) -> None:
+    """Its object went with the former Node, and its number may be another node's by now."""
+    server.put(DEFINITION)
+    one = RailNumber(rail="nic3", prefix="10.103.0.0/16", number=7)
+
+    async def kept(owner: str | None) -> bool:
+        write_given_numbers(tmp_path, "gpu-0", RailPartnersSpec(numbers=(one,)), "first")
+        claim = None if owner is None else NodeClaim("gpu-0", owner)
+        keeping = asyncio.create_task(keep_numbers(tmp_path, client, "gpu-0", None, claim))
+        await asyncio.sleep(3 * RAIL_READ_S)
+        keeping.cancel()
+        return "nic3" in read_given_numbers(tmp_path, "gpu-0").of
+
+    assert await kept("first")
+    assert await kept(None), "a token of before Kubernetes 1.30 does not name the Node"
+    assert not await kept("second")
+
+
 @pytest.mark.usefixtures("virtual_time")
 async def test_the_object_of_the_node_is_kept_and_stays_when_it_is_deleted(
     tmp_path: Path, server: ApiServer, client: ApiClient
@@ -284,7 +334,7 @@ async def test_the_object_of_the_node_is_kept_and_stays_when_it_is_deleted(
     number = {"rail": "nic3", "prefix": "10.103.0.0/16", "number": 7}
     meta = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "RailPartners", "metadata": {"name": "gpu-0"}}
     server.put(meta | {"spec": {"numbers": [number]}})
-    keeping = asyncio.create_task(keep_numbers(tmp_path, client, "gpu-0", None))
+    keeping = asyncio.create_task(keep_numbers(tmp_path, client, "gpu-0", None, None))
     await until(lambda: read_given_numbers(tmp_path, "gpu-0").of.get("nic3") is not None)
     server.remove("railpartners", "gpu-0")
     await asyncio.sleep(3 * RAIL_READ_S)

@@ -23,6 +23,7 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Link, LossyLeg, RailCheck, Snapshot
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.features.rail_probing.rail_watch import RailWatch, read_rail_links
+from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.failure import ApiError
 from nodeagent_lab.sim.netns import Netns
 from tests.support.rail_rig import address, partners_of, set_kernel
@@ -120,6 +121,30 @@ async def test_a_list_that_cannot_be_read_stays_in_force(monkeypatch: pytest.Mon
     while len(taken) < 2:
         await asyncio.sleep(0)
     assert taken[1] is None
+    task.cancel()
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize(
+    ("owner", "there"),
+    [(None, True), (NodeClaim("gpu-0", "now"), True), (NodeClaim("gpu-0", "later"), False)],
+)
+async def test_the_list_of_a_former_node_of_this_name_is_none(owner: NodeClaim | None, there: bool) -> None:
+    """It is deleted some time after its Node."""
+    server, taken = Lists(), list[RailPartners | None]()
+    made = rail_partners_object(partners_of(0, 0))
+    server.answer = made | {
+        "metadata": {"name": "gpu-0", "ownerReferences": [{"kind": "Node", "uid": "now"}]}
+    }
+
+    class Probes:
+        def take_partners(self, partners: RailPartners | None) -> None:
+            taken.append(partners)
+
+    following = follow_partners(server, "gpu-0", taking(Probes()), None, owner)  # type: ignore[arg-type]
+    task = asyncio.create_task(following)
+    await asyncio.sleep(partner_list.FIRST_S)
+    assert [one is not None for one in taken] == [there]
     task.cancel()
 
 
