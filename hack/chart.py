@@ -50,6 +50,7 @@ PARTS = {
     "migClaims": ("mig-claims",),
     "optics": ("optics",),
     "nvSentinel": ("nvsentinel",),
+    "gpuLabels": ("gpu-labels",),
     "observe": (),
 }
 """Values of the chart, and the components whose changes of the agents' pods they enable; ``observe`` is an overlay."""
@@ -147,6 +148,7 @@ USES = {
         "infiniband.query: auto",
     ),
     "nvSentinel": ("($settings.nvSentinel | default dict).socket", "nvSentinel.socket"),
+    "gpuLabels": ("($settings.nfd | default dict).gpuLabels", "nfd.gpuLabels: true"),
     "mps": ('has "enforcement: mps" $said', "enforcement: mps of a gpu-mem resource"),
     "attach": ("($settings.attach | default dict).interface", "attach.interface"),
     "volcanoDeviceshare": ('has "volcano: true" $said', "volcano: true of a gpu-mem resource"),
@@ -161,6 +163,7 @@ COMPONENT = {"mps": "gpu-mps", "gpuProcesses": "gpu-processes", "nvSentinel": "n
         "jobs",
         "rails",
         "infiniband",
+        "gpuLabels",
         "mig",
         "migClaims",
         "attach",
@@ -384,6 +387,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             )
             + asked_of_the_controller()
             + write([controller(manifest) for manifest in build("controller", kubectl)]),
+        ),
+        "templates/gpu-labels.yaml": when(
+            "gpuLabels.enabled", used("gpuLabels") + write(objects("gpu-labels", kubectl))
         ),
         "templates/mps.yaml": when(
             "mps.enabled", used("mps") + write([beside(one, "mps") for one in objects("gpu-mps", kubectl)])

@@ -16,6 +16,7 @@ from nodeagent.config.merged_tree import ConfigText
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
 from nodeagent.config.settings_file import Built, entries, read_settings, section
 from nodeagent.config.yaml_tree import YamlNode, locate
+from nodeagent.features.gpu_labels.nfd_settings import NfdSettings
 from nodeagent.features.nvsentinel.sentinel_settings import NvSentinelSettings, nvsentinel_conflicts
 from nodeagent.features.peer_values.peers_settings import PeersSettings
 from nodeagent.features.pod_traffic.traffic_settings import TrafficSettings
@@ -143,6 +144,10 @@ class Config(Settings, frozen=True, kw_only=True):
         NvSentinelSettings,
         setting("Health events for NVSentinel's platform connector on this node.", restart=True),
     ] = NvSentinelSettings()
+    nfd: Annotated[
+        NfdSettings,
+        setting("Labels that Node Feature Discovery (NFD) sets on this Node.", restart=True),
+    ] = NfdSettings()
     history: Annotated[
         AgentHistorySettings, setting("What changed on this node, and when: nodeagent history.", restart=True)
     ] = AgentHistorySettings()

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from nodeagent import __version__
 from nodeagent.agent_config import Config, by_volcano, config_digest
+from nodeagent.features.gpu_labels import labels_task
+from nodeagent.features.gpu_labels.nfd_settings import OfferedGpus
 from nodeagent.features.netdevs_in_pods import netdevs_task
 from nodeagent.features.nvsentinel import sentinel_task
 from nodeagent.features.peer_values import compare_task
@@ -18,6 +20,7 @@ from nodeagent.features.pod_traffic import traffic_task
 from nodeagent.features.rail_probing import probe_task
 from nodeagent.features.seam import AgentCore, AgentPart
 from nodeagent.features.volcano_deviceshare import deviceshare_task
+from nodeagent.kinds.resource_settings import memory_entries, mig_entries
 from nodeagent.measurements.family import Family
 from nodeagent.measurements.table import SAMPLED
 from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
@@ -32,6 +35,13 @@ class AgentRow(NamedTuple):
     name: str
     start: Callable[[AgentCore, Callable[[], Config]], AgentPart]
     families: tuple[ComputedFamily[ScrapeInput], ...] = ()
+
+
+def _gpus(config: Config) -> OfferedGpus:
+    return OfferedGpus(
+        mps=any(entry.enforcement == "mps" for entry in memory_entries(config.resources)),
+        by_profile=bool(mig_entries(config.resources)),
+    )
 
 
 AGENT = (
@@ -52,6 +62,7 @@ AGENT = (
             core, now().peers, lambda: (__version__, config_digest(now())[:8])
         ),
     ),
+    AgentRow("gpu-labels", lambda core, now: labels_task.start_labels(core, now().nfd, lambda: _gpus(now()))),
     AgentRow("traffic", lambda core, now: traffic_task.start_traffic(core, now().traffic)),
     AgentRow(
         "volcano",

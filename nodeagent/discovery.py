@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -117,6 +118,7 @@ class Discovery:
         self._inventory = inventory
         self._settings, config = settings, settings()
         self._node_name = node_name
+        self._node_addresses = tuple(filter(None, os.environ.get("NODE_IPS", "").split(",")))
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
@@ -218,6 +220,7 @@ class Discovery:
                 before=self._last_scan,
                 reads=self._pci_reads,
                 nics=self._nics,
+                node_addresses=self._node_addresses,
             )
 
     async def _read_macs(self) -> Mapping[str, str | None]:

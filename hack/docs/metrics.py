@@ -197,7 +197,7 @@ def _sample_table(source: Source) -> str:
                 )
             )
     rows += [
-        (f"`{text.name}`", "text", text.meaning, f"`{text.family}`", "")
+        (f"`{text.name}`", "text", text.meaning, f"`{text.family}`" if text.family else "", "")
         for text in TEXTS.values()
         if text.source is source
     ]

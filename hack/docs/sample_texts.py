@@ -11,7 +11,7 @@ from nodeagent.measurements.sample import Source
 
 
 class MeasuredText(NamedTuple):
-    """One text of a sample, such as a firmware version. ``family`` shows it as a label."""
+    """One text of a sample, such as a firmware version. ``family`` shows it as a label; empty if no metric does."""
 
     name: str
     source: Source
@@ -20,7 +20,7 @@ class MeasuredText(NamedTuple):
 
 
 TEXTS: dict[str, MeasuredText] = {
-    name: MeasuredText(name, source, meaning, f"nodeagent_{noun}")
+    name: MeasuredText(name, source, meaning, f"nodeagent_{noun}" if noun else "")
     for source, noun, meanings in (
         (
             Source.STATE,
@@ -74,6 +74,15 @@ TEXTS: dict[str, MeasuredText] = {
             Source.GPU,
             "gpu_info",
             {"gpu_vbios": "VBIOS version", "gpu_serial": "serial number", "gpu_driver": "driver version"},
+        ),
+        (
+            Source.GPU,
+            "",
+            {
+                "gpu_compute_capability": "compute capability of CUDA: 9.0",
+                "gpu_cuda_version": "newest version of CUDA that the driver runs: 13.0",
+                "gpu_mig_capable": "yes or no: whether the GPU has a MIG mode",
+            },
         ),
         (
             Source.GPU,

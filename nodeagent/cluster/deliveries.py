@@ -1,8 +1,9 @@
 """The state of what the agent writes, for each part of the agent: for ``/readyz``, metrics and Events.
 
 A part is ``nodelinks``, ``events``, ``marks``, ``evictions``, ``slices``, ``claims`` or ``volcano``, which write to the
-API server, or ``nvsentinel``. No failure here makes the agent unready: devices come first. But claims get a device only
-through a slice: ``published`` has the pools of those that can.
+API server, ``nvsentinel``, or ``gpu-labels``, which writes a file for Node Feature Discovery. No failure here makes the
+agent unready: devices come first. But claims get a device only through a slice: ``published`` has the pools of those
+that can.
 """
 
 from __future__ import annotations

@@ -74,6 +74,11 @@ FEATURES = (
     Feature(
         "evictions", f"the right to evict pods, and its policy; {MARKS}", lambda c: c.cluster.evict.enabled
     ),
+    Feature(
+        "gpu-labels",
+        "NFD, its folder of feature files, the right to list NodeFeatures; no GPU Feature Discovery",
+        lambda c: c.nfd.gpu_labels,
+    ),
     Feature("gpu-memory-limits", "CAP_SYS_ADMIN and the host's cgroups; driver 615, cgroup v2"),
     Feature(
         "gpu-mps",

@@ -84,7 +84,8 @@ class MigDevice(msgspec.Struct, frozen=True):
     """A MIG device: a part of a GPU that the driver isolates.
 
     ``profile`` is the driver's word, ``1g.10gb`` or ``1c.3g.40gb+me``. ``nodes`` are the device nodes that a container
-    needs beside that of the GPU (``/dev/nvidia-caps/nvidia-cap<n>``); empty if they are not known.
+    needs beside that of the GPU (``/dev/nvidia-caps/nvidia-cap<n>``); empty if they are not known. ``takes`` are its
+    multiprocessors and engines, as those of a ``MigProfile``, those that it has; empty if they are not known.
     """
 
     uuid: str
@@ -93,6 +94,7 @@ class MigDevice(msgspec.Struct, frozen=True):
     gpu_instance: int
     compute_instance: int
     nodes: tuple[str, ...] = ()
+    takes: tuple[tuple[str, int], ...] = ()
 
 
 class MigSlot(msgspec.Struct, frozen=True):
@@ -241,6 +243,7 @@ class Link(msgspec.Struct, frozen=True):
     """The netdev of a PF. ``carrier`` is ``None`` if the kernel does not report it (admin down).
 
     ``default_route`` is true if it carries the host's default route, ``bonded`` if it does so as a port of a bond.
+    ``node_address`` is true if an address of the Node, by which the cluster reaches it, may be on it or above it.
     ``permanent_mac`` identifies the card: it is the address in its memory, which a bond does not change; ``None`` if
     the kernel does not report it.
     """
@@ -256,6 +259,7 @@ class Link(msgspec.Struct, frozen=True):
     default_route: bool = False
     permanent_mac: str | None = None
     bonded: bool = False
+    node_address: bool = False
 
 
 class UnreadValue(msgspec.Struct, frozen=True):
@@ -558,9 +562,9 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def whole_nics(self) -> Mapping[str, Function]:
         """The NICs that one container may have as a whole, by PCI address: functions of no PF that this machine shows,
-        without VFs. No NIC with the default route. A missing one stays."""
+        without VFs. No NIC with the default route or an address of the Node. A missing one stays."""
         divided = {function.parent for function in self.functions if not function.missing}
-        routed = {link.pci_address for link in self.links if link.default_route}
+        routed = {link.pci_address for link in self.links if link.default_route or link.node_address}
         return {
             function.pci_address: function
             for function in self.functions

@@ -35,6 +35,15 @@ _COUNTS = {
     "ofa-engines": "ofaCount",
 }
 """The shares of a GPU that an instance takes, and NVML's names of them in the information about a profile."""
+_SHARED_COUNTS = {
+    "multiprocessors": "multiprocessorCount",
+    "copy-engines": "sharedCopyEngineCount",
+    "decoders": "sharedDecoderCount",
+    "encoders": "sharedEncoderCount",
+    "jpeg-engines": "sharedJpegCount",
+    "ofa-engines": "sharedOfaCount",
+}
+"""The same of a MIG device, by NVML's names in its attributes: compute instances of one GPU instance share engines."""
 _EIGHTHS = 8
 """A GPU has eight slices of memory (NVIDIA, MIG user guide, section "Partitioning")."""
 
@@ -63,6 +72,11 @@ def _read(lib: Any, handle: Any, total_mib: int) -> MigDevice:
         memory_mib=memory_mib,
         gpu_instance=int(lib.nvmlDeviceGetGpuInstanceId(handle)),
         compute_instance=int(lib.nvmlDeviceGetComputeInstanceId(handle)),
+        takes=tuple(
+            (name, number)
+            for name, field in _SHARED_COUNTS.items()
+            if (number := int(getattr(attributes, field)))
+        ),
     )
 
 

@@ -348,7 +348,18 @@ class VitalsReader:
             vbios = self._call(
                 "nvmlDeviceGetVbiosVersion", lambda: str(lib.nvmlDeviceGetVbiosVersion(handle))
             )
-            names = {"gpu_serial": serial, "gpu_vbios": vbios}
+            names = {
+                "gpu_serial": serial,
+                "gpu_vbios": vbios,
+                "gpu_compute_capability": self._call(
+                    "nvmlDeviceGetCudaComputeCapability", lambda: _compute_capability(lib, handle)
+                ),
+                "gpu_cuda_version": self._call(
+                    "nvmlSystemGetCudaDriverVersion_v2",
+                    lambda: cuda_version(lib.nvmlSystemGetCudaDriverVersion_v2()),
+                ),
+                "gpu_mig_capable": self._call("nvmlDeviceGetMigMode", lambda: _mig_capable(lib, handle)),
+            }
             self._texts[self._uuid] = {name: text for name, text in names.items() if text}
         return self._texts[self._uuid]
 
@@ -509,6 +520,31 @@ def _sram(lib: Any, handle: Any) -> dict[str, float]:
     }
     values = {f"gpu_sram_uncorrectable_lifetime/{name}": float(count) for name, count in buckets.items()}
     return values | {"gpu_sram_threshold_exceeded": float(status.bThresholdExceeded)}
+
+
+def cuda_version(number: int) -> str:
+    """The newest version of CUDA that a driver runs, from NVML's form of it (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
+
+    >>> cuda_version(12040)
+    '12.4'
+    """
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _compute_capability(lib: Any, handle: Any) -> str:
+    major, minor = lib.nvmlDeviceGetCudaComputeCapability(handle)
+    return f"{major}.{minor}"
+
+
+def _mig_capable(lib: Any, handle: Any) -> str:
+    """``yes`` or ``no``: a GPU that cannot be divided has no MIG mode, not even one that is off."""
+    try:
+        lib.nvmlDeviceGetMigMode(handle)
+    except lib.NVMLError as error:
+        if error.value not in (lib.NVML_ERROR_NOT_SUPPORTED, lib.NVML_ERROR_FUNCTION_NOT_FOUND):
+            raise
+        return "no"
+    return "yes"
 
 
 def _performance(lib: Any, handle: Any) -> dict[str, float]:

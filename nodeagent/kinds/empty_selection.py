@@ -167,6 +167,9 @@ def _left_out(entry: NetworkResource, chosen: Sequence[Function], links: dict[st
     routed = [pf for pf in chosen if (link := links.get(pf.pci_address)) and is_routed(select, link)]
     if routed and entry.whole:
         return f"the default route of the host goes through {_pfs(routed)}, and such a NIC is never offered whole"
+    of_node = [pf for pf in chosen if (link := links.get(pf.pci_address)) and link.node_address]
+    if of_node and entry.whole:
+        return f"an address of the Node is on {_pfs(of_node)}, and such a NIC is never offered whole"
     if routed:
         return (
             f"the default route of the host goes through {_pfs(routed)}, so none of its VFs is offered "

@@ -73,14 +73,14 @@ def offers_vfs_of(
     select = entry.select
     # A link that is down has no speed; it stays selected, and its health shows that it is down.
     speed = link.speed_mbps if link is not None else None
-    routed = link is not None and is_routed(select, link)
+    kept = link is not None and (is_routed(select, link) or (entry.whole and link.node_address))
 
     def met(field: str, is_met: bool) -> bool:
         return doubt if field in unread else is_met
 
     return (
         selected_pf(select, function, unread, doubt=doubt)
-        and met("default_route", not routed)
+        and met("default_route", not kept)
         and (select.rdma is None or met("rdma", (function.rdma is not None) == select.rdma))
         and (not select.min_speed_mbps or met("speed_mbps", speed is None or speed >= select.min_speed_mbps))
     )

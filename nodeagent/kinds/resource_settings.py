@@ -83,7 +83,7 @@ class PfSelect(Settings, frozen=True, kw_only=True):
 
 
 class NicSelect(PfSelect, frozen=True, kw_only=True):
-    """Which NICs are offered as a whole: those that match, have no VFs, and do not carry the default route."""
+    """Which NICs are offered as a whole: those that match, have no VFs, and that the host does not need."""
 
     misplaced: ClassVar[Mapping[str, str]] = OF_SRIOVDP | {
         "vfIndexes": "kind nic offers NICs as a whole; VFs are kind vf",
@@ -334,8 +334,8 @@ class NicResource(ResourceEntry, frozen=True, kw_only=True, tag_field="kind", ta
     select: Annotated[
         NicSelect,
         setting(
-            "Which NICs; without any list, all of them. A NIC with VFs, with VFs under vfs, or with the default route "
-            "is never offered."
+            "Which NICs; without any list, all of them. A NIC with VFs, with VFs under vfs, with the default route, or "
+            "with an address of the Node is never offered."
         ),
     ] = NicSelect()
     mode: Annotated[Mode, setting("As for vf. All entries of kind nic have one mode.")] = "devicePlugin"

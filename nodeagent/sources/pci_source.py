@@ -8,9 +8,6 @@ The link of a PF: representors of VFs and subfunctions share the PF's PCI device
 in natural order whose ``phys_port_name`` is that of an uplink (``p0``) or absent (the driver does not support it). A
 PF with representors only has its uplink in another namespace.
 
-``/proc/net/route`` names only the upper netdev, for example a bond or a VLAN; the netdevs below it count too. For a
-multipath IPv4 route the kernel prints only the first hop there.
-
 On InfiniBand the RDMA port decides, because RDMA works without IPoIB, whose netdev is often down: carrier means
 that the port is active, and the speed is the port's rate. Without an IPoIB netdev the link has the name of the RDMA
 device.
@@ -35,6 +32,7 @@ from nodeagent.facts.virtual_machine import is_virtual
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import NET, SysfsError, SysfsScan, Tree, naturally_sorted
 from nodeagent.sources.bounded_scan import BoundedScan, scan_now
+from nodeagent.sources.host_netdevs import HostNetdevs, host_netdevs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.scan_hints import SWEEP, ScanHint, Sweep, forward
 
@@ -56,18 +54,20 @@ def sweep_links(tree: Tree, functions: Iterable[Function], before: Iterable[Link
     unreadable files.
     """
     known = {link.pci_address: link for link in before}
-    default_route = {link.netdev: link.bonded for link in known.values() if link.default_route}
-    return read_links(SysfsScan(tree), functions, default_route, known)
+    host = HostNetdevs(
+        {link.netdev: link.bonded for link in known.values() if link.default_route},
+        {link.netdev for link in known.values() if link.node_address},
+    )
+    return read_links(SysfsScan(tree), functions, host, known)
 
 
 def read_links(
     sysfs: SysfsScan,
     functions: Iterable[Function],
-    default_route: Mapping[str, bool],
+    host: HostNetdevs,
     known: dict[str, Link] | None = None,
 ) -> tuple[Link, ...]:
-    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the cost of ``sweep_links``.
-    ``default_route``: see ``default_route_netdevs``."""
+    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the cost of ``sweep_links``."""
     read = []
     for pf in functions:
         name = pf.netdev
@@ -75,7 +75,7 @@ def read_links(
             name = pf.rdma.device
         if pf.parent is None and name is not None:
             before = known.get(pf.pci_address) if known else None
-            link = _link(sysfs, pf, name, default_route.get(name), before)
+            link = _link(sysfs, pf, name, host, before)
             if link is not None:
                 read.append(link)
     return tuple(sorted(read, key=lambda link: link.netdev))
@@ -86,8 +86,8 @@ def _is_by_port(pf: Function) -> bool:
     return pf.link_type == INFINIBAND or (pf.driver == _EFA and pf.netdev is None)
 
 
-def _link(sysfs: SysfsScan, pf: Function, name: str, bonded: bool | None, before: Link | None) -> Link | None:
-    """``None`` if the netdev does not exist any more. ``bonded`` is ``None`` for a link without the default route."""
+def _link(sysfs: SysfsScan, pf: Function, name: str, host: HostNetdevs, before: Link | None) -> Link | None:
+    """``None`` if the netdev does not exist any more."""
     tree = sysfs.tree
     port = f"{_PCI}/{pf.pci_address}/infiniband/{pf.rdma.device}/ports/1" if pf.rdma else None
     state = sysfs.read(tree.text, f"{port}/state") if port and _is_by_port(pf) else None
@@ -123,8 +123,9 @@ def _link(sysfs: SysfsScan, pf: Function, name: str, bonded: bool | None, before
         operstate=operstate,
         speed_mbps=speed_mbps,
         mtu=sysfs.netdev(tree.integer, name, "mtu") if pf.netdev else None,
-        default_route=bonded is not None,
-        bonded=bool(bonded),
+        default_route=name in host.routed,
+        bonded=host.routed.get(name, False),
+        node_address=name in host.of_node,
         permanent_mac=before.permanent_mac if before is not None and before.netdev == name else None,
     )
 
@@ -182,8 +183,8 @@ class PciFacts(Struct, frozen=True):
     guest: bool = False
 
 
-def scan(tree: Tree) -> PciFacts:
-    """Scan the machine once.
+def scan(tree: Tree, node_addresses: Collection[str] = ()) -> PciFacts:
+    """Scan the machine once. ``node_addresses``: see ``host_netdevs``.
 
     Raises ``SysfsError`` only if no scan is possible: without ``/sys``, or if the list of PCI devices cannot be
     read. Neither is an empty machine.
@@ -227,8 +228,8 @@ def scan(tree: Tree) -> PciFacts:
     ordered = tuple(functions[address] for address in sorted(functions))
     product, guest = _product(sysfs)
     with sysfs.deciding("", "default_route"):
-        default_route = default_route_netdevs(sysfs)
-    pf_links = read_links(sysfs, ordered, default_route)
+        host = host_netdevs(sysfs, node_addresses)
+    pf_links = read_links(sysfs, ordered, host)
     return PciFacts(
         product=product,
         guest=guest,
@@ -277,6 +278,7 @@ async def watch_pci(
     before: PciFacts | None = None,
     reads: BoundedScan | None = None,
     nics: NicIdentities | None = None,
+    node_addresses: Collection[str] = (),
 ) -> None:
     """Publish the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
 
@@ -286,7 +288,7 @@ async def watch_pci(
 
     ``before`` are the last facts of an earlier watch: with them a restarted watch keeps missing functions and the
     values that a pod took along. If all functions of ``before`` are missing, they are those of an earlier agent.
-    ``reads`` of an earlier watch keep the files that hang.
+    ``reads`` of an earlier watch keep the files that hang. ``node_addresses``: see ``host_netdevs``.
     """
     woken = asyncio.Event()
     try:
@@ -295,7 +297,8 @@ async def watch_pci(
                 group.create_task(forward(hint, woken))
             reads = reads or BoundedScan("pci", tree, woken.set)
             sweeps = BoundedScan("links", tree, woken.set)
-            scanner = PciScanner(tree, before or PciFacts(), reads, sweeps, nics or NicIdentities())
+            facts, nics = before or PciFacts(), nics or NicIdentities()
+            scanner = PciScanner(tree, facts, reads, sweeps, nics, node_addresses)
             await _watch(scanner, woken, publish, interval_s, sweep)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -357,15 +360,22 @@ class PciScanner:
     """The last facts, and the functions in them that are not missing."""
 
     def __init__(
-        self, tree: Tree, facts: PciFacts, reads: BoundedScan, sweeps: BoundedScan, nics: NicIdentities
+        self,
+        tree: Tree,
+        facts: PciFacts,
+        reads: BoundedScan,
+        sweeps: BoundedScan,
+        nics: NicIdentities,
+        node_addresses: Collection[str] = (),
     ) -> None:
         self._tree, self._reads, self._sweeps, self._nics = tree, reads, sweeps, nics
+        self._node_addresses = node_addresses
         self._facts = facts
         self._present = tuple(function for function in facts.functions if not function.missing)
 
     async def scan(self) -> PciFacts:
         await self._nics.start()
-        arguments = self._tree, self._facts, self._present, self._nics
+        arguments = self._tree, self._facts, self._present, self._nics, self._node_addresses
         facts, present = await self._reads.run(_scan, *arguments)
         if await self._nics.learn(facts.links):
             facts, present = await self._reads.run(_scan, *arguments)
@@ -387,10 +397,14 @@ _OF_LINK = ("default_route", "speed_mbps")
 
 
 def _scan(
-    tree: Tree, before: PciFacts, present: tuple[Function, ...], nics: NicIdentities
+    tree: Tree,
+    before: PciFacts,
+    present: tuple[Function, ...],
+    nics: NicIdentities,
+    node_addresses: Collection[str],
 ) -> tuple[PciFacts, tuple[Function, ...]]:
     """A scan with its faults, and the functions in it that are not missing."""
-    now = scan(tree)
+    now = scan(tree, node_addresses)
     hanging = hanging_devices(tree, (*before.links, *now.links))
     listed = {function.pci_address: function for function in now.functions}
     # A hanging file hides values of its function, which keeps its last facts.
@@ -623,74 +637,6 @@ def _vdpa(sysfs: SysfsScan) -> dict[str, str]:
             if child.startswith("vhost-vdpa-"):
                 nodes[above[-1]] = f"/dev/{child}"
     return nodes
-
-
-# include/uapi/linux/route.h
-_RTF_UP = 0x0001
-_RTF_REJECT = 0x0200
-
-
-def default_route_netdevs(sysfs: SysfsScan) -> dict[str, bool]:
-    """The outgoing netdevs of all default routes of the main table, and all netdevs below them: whether each carries
-    them below a bond alone."""
-    uppers = _v4(sysfs.read(sysfs.tree.text, "/proc/net/route") or "")
-    uppers |= _v6(sysfs.read(sysfs.tree.text, "/proc/net/ipv6_route") or "")
-    found: dict[str, bool] = {}
-    todo = [(upper, False) for upper in uppers]
-    while todo:
-        netdev, bonded = todo.pop()
-        if found.get(netdev, True) and found.get(netdev) is not bonded:
-            found[netdev] = bonded
-            is_bond = "bonding" in sysfs.names(f"{NET}/{netdev}")
-            todo.extend((under, bonded or is_bond) for under in _under(sysfs, netdev))
-    return found
-
-
-def _v4(table: str) -> set[str]:
-    """Columns: Iface Destination Gateway Flags RefCnt Use Metric Mask ..., numbers in hex."""
-    rows = [line.split() for line in table.splitlines()]
-    return {row[0] for row in rows if row[1:2] == row[7:8] == ["00000000"] and _usable(row[3])}
-
-
-def _v6(table: str) -> set[str]:
-    """Columns: destination, its length, source, its length, next hop, metric, counts (2), flags, netdev."""
-    rows = [line.split() for line in table.splitlines()]
-    return {row[9] for row in rows if len(row) == 10 and row[:2] == ["0" * 32, "00"] and _usable(row[8])}
-
-
-def _usable(flags: str) -> bool:
-    try:
-        return int(flags, 16) & (_RTF_UP | _RTF_REJECT) == _RTF_UP
-    except ValueError:
-        return False
-
-
-def _under(sysfs: SysfsScan, netdev: str) -> list[str]:
-    """The netdevs directly under a bond, team, bridge, VLAN, macvlan, or an Open vSwitch bridge."""
-    folder = f"{NET}/{netdev}"
-    names = sysfs.names(folder)
-    under = [name.removeprefix("lower_") for name in names if name.startswith("lower_")]
-    # Kernels since 3.14 link every lower netdev; these two serve a captured tree without the links.
-    if not under and "bonding" in names:
-        under = (sysfs.read(sysfs.tree.text, f"{folder}/bonding/slaves") or "").split()
-    if not under and "brif" in names:
-        under = list(sysfs.names(f"{folder}/brif"))
-    if not under and "device" not in names:
-        under = _under_openvswitch(sysfs, folder)
-    return under
-
-
-def _under_openvswitch(sysfs: SysfsScan, folder: str) -> list[str]:
-    """Ports of the datapath with the bridge's MAC address.
-
-    The kernel does not link an Open vSwitch bridge to its ports; their master is the datapath. But a bridge that
-    took over the default route of a NIC has its MAC address too.
-    """
-    mac = sysfs.read(sysfs.tree.text, f"{folder}/address")
-    ports = [
-        name.removeprefix("lower_") for name in sysfs.names(f"{NET}/ovs-system") if name.startswith("lower_")
-    ]
-    return [port for port in ports if mac and sysfs.read(sysfs.tree.text, f"{NET}/{port}/address") == mac]
 
 
 def keep_pod_values(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Function, ...]:

@@ -25,7 +25,7 @@ from nodeagent.cli import main
 from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.host.sysfs import SysfsScan, Tree
 from nodeagent.sources import pci_source
-from nodeagent.sources.pci_source import default_route_netdevs
+from nodeagent.sources.host_netdevs import host_netdevs
 from nodeagent_lab.sim.machine import Machine
 from tests.commands.test_capture import without_mac
 
@@ -223,7 +223,7 @@ def test_a_scrambled_capture_is_still_the_same_machine(root: Path, tmp_path: Pat
     address = (place / "sys/class/net" / name / "address").read_text().strip()
     compact = address.replace(":", "")
     assert name == f"enx{compact}"
-    assert name in default_route_netdevs(SysfsScan(Tree(place)))
+    assert name in host_netdevs(SysfsScan(Tree(place))).routed
     assert address.startswith("a0:88:c2:")
     guid = bytes.fromhex((pf / "node_guid").read_text().strip().replace(":", ""))
     identifiers_of_gids = {gid.packed[8:] for gid in gids}

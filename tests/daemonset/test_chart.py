@@ -106,6 +106,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "components/attach-ipam": {"attach": ON, "attachIpam": ON},
     "components/dra": {"dra": ON},
     "components/evictions": {"evictions": ON, "nodeConditions": ON},
+    "components/gpu-labels": {"gpuLabels": ON},
     "components/gpu-memory-limits": {"gpuMemoryLimits": ON},
     "components/gpu-mps": {"mps": ON},
     "components/gpu-processes": {"gpuProcesses": ON},
@@ -201,7 +202,16 @@ def test_helm_renders_the_objects_that_kustomize_builds(installation: str) -> No
 
 
 def test_all_further_rights_together_mount_nothing_twice() -> None:
-    parts = ("gpuProcesses", "gpuMemoryLimits", "mig", "migClaims", "optics", "nvSentinel", "infiniband")
+    parts = (
+        "gpuProcesses",
+        "gpuMemoryLimits",
+        "mig",
+        "migClaims",
+        "optics",
+        "nvSentinel",
+        "gpuLabels",
+        "infiniband",
+    )
     values = {part: {"enabled": True} for part in (*parts, "dra")}
     values["config"] = HEADER | {"resources": [{"kind": "mig", "mode": "dra"}]}
     (daemonset,) = of_kind(render(values), "DaemonSet")

@@ -311,6 +311,7 @@ SWITCHES = {
                 "attachIpam",
                 "dra",
                 "evictions",
+                "gpuLabels",
                 "infiniband",
                 "jobs",
                 "kueue",

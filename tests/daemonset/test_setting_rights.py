@@ -60,7 +60,7 @@ from tests.support import job_pods
 from tests.support.admission import Request, refusals
 from tests.support.cluster_node import running_pod
 from tests.support.manifests import INSTALLATIONS, OWN_NODE, Manifest, built, key, named, of_kind
-from tests.support.nfd import nfd_definition
+from tests.support.nfd import nfd_definition, node_feature_definition
 from tests.support.running_agent import Node, node, shorten, shorten_holdings
 
 pytestmark = [pytest.mark.needs("kubectl", "helm_python", "cel_expr_python"), pytest.mark.slow]
@@ -112,6 +112,10 @@ def slices(server: ApiServer) -> list[Any]:
     return [one for it in server.objects("resourceslices") for one in it["spec"]["devices"]]
 
 
+def listed(*grant: str) -> Shown:
+    return lambda server: any(granted(seen) == grant and seen.status < 400 for seen in server.requests)
+
+
 NODES: Grant = ("patch", "", "nodes")
 NODE_STATUS: Grant = ("patch", "", "nodes/status")
 POD: Grant = ("get", "", "pods")
@@ -136,6 +140,8 @@ MARKED = {
         lambda server: not server.find("pods", "p", "default")),
     "cluster.reportHolders": Row("cluster: {reportHolders: true}", (), REPORT,
         lambda server: report(server).get("holders")),
+    "nfd.gpuLabels": Row("nfd: {gpuLabels: true}", ("gpuLabels",), ("list", "nfd.k8s-sigs.io", "nodefeatures"),
+        listed("list", "nfd.k8s-sigs.io", "nodefeatures")),
     "rails.probe": Row("rails: {probe: true}", ("rails", "controller"), ("get", "nodeagent.io", "railpartners"),
         lambda server: any("railChecked" in link for link in report(server).get("links", ()))),
 }  # fmt: skip
@@ -158,10 +164,6 @@ AGENTS = {"marks": MARKED, "claims": CLAIMED, "deviceshare": PLACED}
 
 def hypernodes(server: ApiServer) -> list[Any]:
     return [one for one in server.objects("hypernodes") if one["metadata"]["name"].startswith("nodeagent-")]
-
-
-def listed(*grant: str) -> Shown:
-    return lambda server: any(granted(seen) == grant and seen.status < 400 for seen in server.requests)
 
 
 CONTROLLED = {
@@ -258,6 +260,7 @@ async def agent_at(server: ApiServer, config: dict[str, Any], folder: Path) -> A
     access = {"cluster": {"access": "kubeconfig", "kubeconfig": str(file)}}
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
     server.put(running_pod("p", "of-p"))
+    server.put(node_feature_definition())
     async with node() as made:
         await made.kubelet.start()
         await made.start_agent(made.configure(yaml.safe_dump(merged(config, access))), node_name="gpu-0")

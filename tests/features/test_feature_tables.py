@@ -17,6 +17,7 @@ from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.cluster import agent_tasks
 from nodeagent.controller import Controller
 from nodeagent.controller_features import CONTROLLER
+from nodeagent.features.gpu_labels.nfd_settings import NfdSettings
 from nodeagent.features.nvsentinel.sentinel_settings import NvSentinelSettings
 from nodeagent.features.peer_values.peers_settings import PeersSettings
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
@@ -26,6 +27,7 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 OF_AGENT = {
+    "gpu_labels", "gpu_labels.labels_task", "gpu_labels.nfd_settings",
     "netdevs_in_pods", "netdevs_in_pods.netdevs_task", "nvsentinel", "nvsentinel.sentinel_settings",
     "nvsentinel.sentinel_task", "peer_values", "peer_values.compare_task", "peer_values.peers_settings",
     "pod_traffic", "pod_traffic.traffic_settings", "pod_traffic.traffic_task",
@@ -83,7 +85,7 @@ async def test_features_of_the_agent_that_are_off_run_nothing_without_an_api_ser
     parts = agent.Agent(Config(), agent.AgentOptions(tmp_path, tmp_path)).features
     assert parts.keys() == {row.name for row in AGENT}
     running = [name for name, part in parts.items() if part.tasks or [*part.samples()]]
-    assert running == ["attach"], "it switches off the plan that an earlier configuration has left"
+    assert running == ["attach", "gpu-labels"], "they remove what an earlier configuration has left"
     assert {name for part in parts.values() for name in part.writers} == {"volcano"}, "its setting may change"
 
 
@@ -96,15 +98,18 @@ async def test_no_feature_of_the_agent_takes_the_name_of_another_task_or_the_pat
         nv_sentinel=NvSentinelSettings(socket="/run/nvs.sock"),
         peers=PeersSettings(compare=True),
         attach=AttachSettings(interface="rail{rail}"),
+        nfd=NfdSettings(gpu_labels=True),
     )
     whole = agent.Agent(config, agent.AgentOptions(tmp_path, tmp_path))
     parts = whole.features.values()
-    assert {name for part in parts for name in part.tasks} == {"attach", "netdevs", "nvsentinel", "peers"}
+    assert {name for part in parts for name in part.tasks} == {
+        "attach", "gpu-labels", "netdevs", "nvsentinel", "peers",
+    }  # fmt: skip
     of_writers = [name for part in parts for name in part.writers]
-    assert sorted(of_writers) == ["rail-probes", "volcano"]
+    assert sorted(of_writers) == ["gfd-object", "rail-probes", "volcano"]
     whole.features = {}
     of_core = [*whole._tasks(None), *(part.name for part in agent_tasks.PARTS)]
-    assert not {"attach", "netdevs", "nvsentinel", "peers", "traffic", *of_writers} & {*of_core}
+    assert not {"attach", "gpu-labels", "netdevs", "nvsentinel", "peers", "traffic", *of_writers} & {*of_core}
     paths = [path for part in parts for path in (*part.pages, *part.folders)]
     assert len(paths) == len({*paths})
 

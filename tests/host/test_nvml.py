@@ -649,8 +649,8 @@ def test_mig_devices_are_read_with_the_names_of_the_driver_and_their_slots_may_h
     )
     first, second = start(young).gpus()
     assert first.mig_devices == (
-        MigDevice("MIG-0-0", "1g.10gb", 9856, 7, 0),
-        MigDevice("MIG-0-3", "3g.40gb+me", 40192, 10, 0),
+        MigDevice("MIG-0-0", "1g.10gb", 9856, 7, 0, (), (("multiprocessors", 16), ("copy-engines", 1))),
+        MigDevice("MIG-0-3", "3g.40gb+me", 40192, 10, 0, (), (("multiprocessors", 48), ("copy-engines", 3))),
     )
     assert (first.fault, second.mig, second.mig_devices) == (None, False, ())
 

@@ -79,6 +79,8 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         field(CRC, 2**40, scope=13, kind=3),
         "text 0 serial 1654922000123",
         "text 0 vbios 96.00.74.00.01",
+        "vital 0 compute 90",
+        "vital -1 cuda 13020",
         "process 0 4242 1048576",
         f"process 0 4243 {NOT_AVAILABLE}",
     )
@@ -87,6 +89,9 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
     assert reading.texts == {
         "gpu_serial": "1654922000123",
         "gpu_vbios": "96.00.74.00.01",
+        "gpu_compute_capability": "9.0",
+        "gpu_cuda_version": "13.2",
+        "gpu_mig_capable": "yes",
         "gpu_fabric_state": "completed",
     }
     assert reading.processes == [
@@ -212,7 +217,13 @@ def test_a_gpu_without_measured_values_has_only_its_memory(nvml, machine):
     machine.set(gpu(0))
     (reading,) = vitals(nvml)
     assert reading.values == {"gpu_memory_used_bytes": 0, "gpu_memory_total_bytes": 81559 << 20}
-    assert (reading.texts, reading.absurd, reading.processes) == ({}, [], [])
+    assert (reading.texts, reading.absurd, reading.processes) == ({"gpu_mig_capable": "yes"}, [], [])
+
+
+def test_a_gpu_without_a_mig_mode_cannot_be_divided(nvml, machine):
+    machine.set(gpu(0), gpu(1), "fail nvmlDeviceGetMigMode 3 0", "fail nvmlDeviceGetMigMode 999 1")
+    first, second = vitals(nvml)
+    assert (first.texts, second.texts) == ({"gpu_mig_capable": "no"}, {})
 
 
 @pytest.mark.parametrize("ones", [2**32 - 1, 2**64 - 1])
@@ -361,7 +372,7 @@ def test_an_old_driver_returns_the_values_that_it_supports(start, old, machine):
         "gpu_memory_used_bytes",
         "gpu_memory_total_bytes",
     }
-    assert (reading.texts, reading.processes) == ({}, None)
+    assert (reading.texts, reading.processes) == ({"gpu_mig_capable": "no"}, None)
 
 
 def test_a_process_is_counted_once_and_has_its_own_part_of_the_sms(nvml, machine):

@@ -98,6 +98,9 @@ def test_a_nic_that_is_selected_and_whose_vfs_are_not_offered_says_why() -> None
         f"the default route of the host goes through {A} (enp0s0np0), so none of its VFs is offered "
         "(select.defaultRoute)"
     )
+    assert said(pf, (link(node_address=True),), "{kind: nic}") == (
+        f"an address of the Node is on {A} (enp0s0np0), and such a NIC is never offered whole"
+    )
     assert said(pf, (link(),), "{kind: vf, select: {minSpeedMbps: 400000}}") == (
         f"each selected NIC is slower than select.minSpeedMbps 400000: {A} (enp0s0np0)"
     )

@@ -53,10 +53,12 @@ def test_a_function_without_vfs_is_a_whole_nic(num_vfs: int | None) -> None:
     assert offered(WHOLE0, machine(nic)) == [nic.pci_address]
 
 
-def test_a_nic_with_vfs_with_the_default_route_or_under_uio_is_never_offered() -> None:
+def test_a_nic_with_vfs_or_that_the_host_needs_or_under_uio_is_never_offered() -> None:
     link = Link("ens1", NIC.pci_address, None, True, True, "up", 400_000, 9000, default_route=True)
     assert offered(WHOLE0, machine(NIC, links=(link,))) == []
     assert offered(WHOLE0, machine(NIC, links=(replace(link, bonded=True),))) == []
+    of_node = replace(link, default_route=False, node_address=True)
+    assert offered(WHOLE0, machine(NIC, links=(of_node,))) == []
     assert offered(WHOLE0, machine(replace(NIC, num_vfs=4))) == []
     assert offered(WHOLE0, machine(NIC, vf_of(NIC, 0))) == [], "its files are older than its VFs"
     assert offered(WHOLE0, machine(replace(NIC, driver="uio_pci_generic"))) == []

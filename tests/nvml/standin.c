@@ -9,7 +9,8 @@
  *   fail <function> <nvmlReturn> [index]     that call fails, for that GPU or for all
  *   hang <function>                          that call does not return while the file has the line
  *   event <sequence> <index> <type> <data>   sent once to each event set that was created before it
- *   vital <index> <name> <value>             a number, by the names below; without it: NOT_SUPPORTED
+ *   vital <index> <name> <value>             a number, by the names below; without it: NOT_SUPPORTED. Index -1: of the
+ *                                            driver (cuda 13000)
  *   field <index> <id>/<scope> <type> <value>  a field value and its nvmlValueType; without it: NOT_SUPPORTED
  *   text <index> <name> <text>               serial, vbios
  *   process <index> <pid> <bytes>            computes on that GPU
@@ -320,6 +321,14 @@ int nvmlSystemGetDriverVersion(char *version, unsigned length) {
     return OK;
 }
 
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    char rest[32];
+    ENTER("nvmlSystemGetCudaDriverVersion_v2", -1);
+    if (!rest_of_line("vital", -1, "cuda", rest, sizeof rest)) return NOT_SUPPORTED;
+    *version = atoi(rest);
+    return OK;
+}
+
 int nvmlDeviceGetCount_v2(unsigned *count) {
     ENTER("nvmlDeviceGetCount_v2", -1);
     *count = (unsigned)m.gpus;
@@ -554,6 +563,14 @@ int nvmlDeviceGetSerial(Device *device, char *out, unsigned length) {
     return text(device, "serial", out, length);
 }
 
+int nvmlDeviceGetCudaComputeCapability(Device *device, int *major, int *minor) {
+    unsigned whole = 0;
+    ENTER("nvmlDeviceGetCudaComputeCapability", device->index);
+    result = small_vital(device, "compute", &whole);
+    *major = (int)whole / 10, *minor = (int)whole % 10;
+    return result;
+}
+
 int nvmlDeviceGetVbiosVersion(Device *device, char *out, unsigned length) {
     ENTER("nvmlDeviceGetVbiosVersion", device->index);
     return text(device, "vbios", out, length);
@@ -650,6 +667,8 @@ int nvmlDeviceGetAttributes_v2(Device *device, Attributes *attributes) {
     memset(attributes, 0, sizeof *attributes);
     attributes->slices = mig.slices;
     attributes->compute_slices = mig.compute_slices;
+    attributes->multiprocessors = 16 * mig.compute_slices;
+    attributes->copy_engines = mig.slices;
     attributes->mib = mig.mib;
     return OK;
 }

@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from nodeagent.facts.model import Function, Rdma
 from nodeagent.health.structural import Fault, find_faults
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources import pci_source
+from nodeagent.sources.host_netdevs import HostNetdevs
 from nodeagent.sources.pci_source import PciFacts, keep_pod_values, read_links, scan, sweep_links, watch_pci
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest, Sweep
 from tests.support.dead_files import dead
@@ -50,7 +51,7 @@ def scanned(machine: Machine) -> PciFacts:
 def test_an_infiniband_pf_without_a_netdev_has_a_link_only_as_rdma_device(machine: Machine) -> None:
     (pf,) = (function for function in scanned(machine).functions if function.pci_address == PF)
     dark = replace(pf, netdev=None, link_type="infiniband", rdma=None)
-    assert read_links(SysfsScan(Tree(machine.root)), (dark,), {}) == ()
+    assert read_links(SysfsScan(Tree(machine.root)), (dark,), HostNetdevs({})) == ()
 
 
 def test_the_port_name_of_a_vf_does_not_hide_its_netdev(machine: Machine) -> None:
@@ -605,8 +606,8 @@ async def test_a_carrier_lost_during_a_scan_does_not_wait_for_its_end(
     published, request = await start(interval_s=0.05)
     read, go_on = threading.Event(), threading.Event()
 
-    def slow(tree: Tree) -> PciFacts:
-        facts = scan(tree)
+    def slow(tree: Tree, node_addresses: Collection[str]) -> PciFacts:
+        facts = scan(tree, node_addresses)
         read.set()
         assert go_on.wait(20)
         return facts

@@ -1,6 +1,7 @@
-"""The definition of Node Feature Discovery's NodeFeatureGroup, as at the commit in ``tests/schemas/nfd.yaml``.
+"""The definitions of Node Feature Discovery's NodeFeatureGroup, as at the commit in ``tests/schemas/nfd.yaml``, and
+NodeFeature.
 
-It has the fields that we write, and those that our admission policy forbids."""
+That of the groups has the fields that we write, and those that our admission policy forbids."""
 
 from __future__ import annotations
 
@@ -47,5 +48,18 @@ def nfd_definition() -> dict[str, Any]:
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": "nodefeaturegroups.nfd.k8s-sigs.io"},
+        "spec": {"group": "nfd.k8s-sigs.io", "scope": "Namespaced", "versions": [version], "names": names},
+    }
+
+
+def node_feature_definition() -> dict[str, Any]:
+    """The CustomResourceDefinition of the features of a node, which we read alone: without a schema."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": "NodeFeature", "listKind": "NodeFeatureList", "plural": "nodefeatures"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "nodefeatures.nfd.k8s-sigs.io"},
         "spec": {"group": "nfd.k8s-sigs.io", "scope": "Namespaced", "versions": [version], "names": names},
     }

@@ -124,7 +124,10 @@ def _flags(draft: Draft, place: str, written: Any) -> tuple[dict[str, Any], str,
             "tegra: nodeagent reads GPUs by NVML alone; keep that plugin there",
         )
     if flags.keys() & {"gfd", "useNodeFeatureAPI"}:
-        draft.note(f"{place}.gfd", "GPU Feature Discovery is a program of its own; keep it, its labels stay")
+        draft.note(
+            f"{place}.gfd",
+            "GPU Feature Discovery is a program of its own; keep it, its labels stay, or set nfd.gpuLabels",
+        )
     handing, policy = _plugin(draft, f"{place}.plugin", flags.get("plugin", {}))
     return handing, policy, mig
 

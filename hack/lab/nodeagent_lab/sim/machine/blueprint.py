@@ -62,11 +62,13 @@ class Part(_Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class GpuPart(Part, frozen=True, kw_only=True, tag="gpu"):
-    """``nvlinks`` is their number; all are connected."""
+    """``nvlinks`` is their number; all are connected. ``compute_capability`` is CUDA's."""
 
     name: str
     memory_mib: Annotated[int, msgspec.Meta(gt=0)]
     nvlinks: Annotated[int, msgspec.Meta(ge=0, le=36)] = 0
+    compute_capability: str = "9.0"
+    mig_capable: bool = True
 
 
 class NicPart(Part, frozen=True, kw_only=True, tag="nic"):

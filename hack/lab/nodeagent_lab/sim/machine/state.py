@@ -287,7 +287,13 @@ def _gpu(model: Model, line: GpuLine, index: int) -> Device:
             line.mig,
             nvlink_domain=f"{fabric.cluster_uuid}.{fabric.clique_id}" if fabric else "",
             values=healthy_gpu_values(part),
-            texts={"gpu_serial": f"16549{index:08d}", "gpu_vbios": "96.00.74.00.01"},
+            texts={
+                "gpu_serial": f"16549{index:08d}",
+                "gpu_vbios": "96.00.74.00.01",
+                "gpu_compute_capability": part.compute_capability,
+                "gpu_cuda_version": model.driver.cuda_version if model.driver else "",
+                "gpu_mig_capable": "yes" if part.mig_capable else "no",
+            },
         ),
     )
 
