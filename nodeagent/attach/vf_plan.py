@@ -16,7 +16,7 @@ from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddre
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.given_numbers import GivenNumbers
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
-from nodeagent.attach.share_netdevs import share_group, share_mac
+from nodeagent.attach.share_netdevs import is_share, share_group, share_mac
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Function, NodeNumber, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
@@ -106,10 +106,11 @@ def _planned_shares(
     links, names = {link.pci_address: link for link in snapshot.links}, nic_names(rails)
     pfs = {function.pci_address: function for function in snapshot.functions if function.parent is None}
     of_pf: dict[str, set[str]] = {}
-    held = (holding.device_ids for holding in snapshot.holdings or ())
-    for device in chain.from_iterable((*(devices.ids for devices in offered), *held)):
-        if share_group(device) is not None:
-            of_pf.setdefault(device.partition("::")[0], set()).add(device)
+    on_offer = (id_ for devices in offered for id_ in devices.ids if is_share(id_))
+    # Those of claims have no number, and other plugins have IDs of this form too.
+    held = (id_ for holding in snapshot.holdings or () for id_ in holding.device_ids if share_group(id_))
+    for device in chain(on_offer, held):
+        of_pf.setdefault(device.partition("::")[0], set()).add(device)
     for address, shares in sorted(of_pf.items()):
         pf, link = pfs.get(address), links.get(address)
         base = None if link is None else link.permanent_mac or link.mac

@@ -246,6 +246,17 @@ def test_the_plan_keeps_the_shares_that_pods_hold_after_there_are_fewer() -> Non
         assert plan.vfs[share(0, 3)].mac == "02:03:a1:16:05:4c"
 
 
+def test_a_share_whose_netdev_could_not_be_told_apart_is_planned_so_that_its_pod_learns_why() -> None:
+    far = replace(pf_of(0), link_type="ethernet", pci_address="10000:01:00.0")
+    link = Link("ens0", far.pci_address, "0c:42:a1:16:05:4c", True, True, "up", 400_000, 9000)
+    offered = [Devices(far.pci_address, share_ids(far.pci_address, 1), ())]
+    settings = AttachSettings(interface="rail{rail}")
+    plan = attach_plan(
+        settings, Snapshot(functions=(far,), links=(link,)), {far.pci_address: 0}, {}, offered=offered
+    )
+    assert list(plan.vfs) == [f"{far.pci_address}::0"]
+
+
 def test_scan_shows_the_first_share_of_each_hca() -> None:
     shares = {share(0, n): PlannedVf(0, 1500, f"10.0.{n}.7/16", pf=pf(0), mac="02:00") for n in range(64)}
     shown = pod_plan_table(AttachPlan("rail{rail}", {**shares, vf(0): PlannedVf(0)}))

@@ -85,7 +85,7 @@ async def written(nodelinks: list[dict[str, Any]], defined: list[dict[str, Any]]
         async with running(Controller(load_fabric(FABRIC, name="fabric.yaml"), access, place).run()):
             await server.until(lambda: all(server.objects(kind) for kind in KINDS))
             await server.until(lambda: len(server.objects("railpartners")) == NODES)
-            await server.until(lambda: (server.find("nodes", LOST) or {})["spec"].get("taints"))
+            await server.until(lambda: (server.find("nodes", LOST) or {}).get("spec", {}).get("taints"))
             await server.until(
                 lambda: any("nodeagent.io/trouble" in str(one) for one in server.objects("hypernodes"))
             )

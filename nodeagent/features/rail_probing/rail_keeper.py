@@ -182,7 +182,9 @@ class RailKeeper:
             except msgspec.MsgspecError:
                 self._stored[node] = 0, version  # it is written again
                 return
-            owner = next((one.uid for one in stored.metadata.owner_references), "")
+            owner = next((one.uid for one in stored.metadata.owner_references), "") or self._uids.get(
+                node, ""
+            )
             self._stored[node] = _digest(spec, owner), version
             self._book.adopt(node, spec.numbers)
             for rail in spec.rails:
