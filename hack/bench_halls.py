@@ -297,8 +297,8 @@ def main() -> None:
         print(json.dumps({name: measure(name, options.one) for name in names}))
         return
     sizes = options.nodes or SIZES
-    if len(sizes) < 3:
-        parser.error("a slope needs three sizes")
+    if len(set(sizes)) < 3 or min(sizes) < UNIT:
+        parser.error(f"a slope needs three different sizes, of {UNIT} nodes or more")
     costs: dict[str, list[float]] = {name: [] for name in names}
     most = n_log_n(sizes)
     print(f"{'CPU in ms at so many nodes':<72}" + "".join(f"{size:>10,}" for size in sizes) + f"{'slope':>8}")

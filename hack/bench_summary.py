@@ -44,6 +44,10 @@ def spread(values: Sequence[float]) -> str:
 
 def check(runs: Sequence[Run]) -> None:
     """Raises ``SummaryError`` if the runs do not belong together."""
+    if not all(
+        isinstance(run, dict) and {"circumstances", "figures", "ratios"} <= run.keys() for run in runs
+    ):
+        raise SummaryError("a file is no result of bench.py: it lacks circumstances, figures or ratios")
     for name in SAME:
         found = {str(run["circumstances"].get(name)) for run in runs}
         if len(found) > 1:

@@ -52,9 +52,9 @@ class NumberBook:
         """The numbers of all ``nodes``, also of those without a report."""
         wanted = {
             _End(node, one.link): one
-            for node, report in reports.items()
+            for node, report in sorted(reports.items())
             if node in nodes
-            for one in report.numbered[:RAILS_MAX]
+            for one in sorted(report.numbered[:RAILS_MAX])
             if one.number <= NUMBER_MAX
         }
         kept, owners = self._kept(wanted, nodes), dict[_Numbered, _End]()
@@ -62,7 +62,7 @@ class NumberBook:
             if owners.setdefault(place, end) != end:  # two objects, written by hand
                 del kept[end]
         refused: dict[_End, tuple[_Numbered, str]] = {}
-        for end, link in sorted(wanted.items()):
+        for end, link in wanted.items():
             place = _Numbered(link.prefix, link.number)
             if link.number and end not in kept:
                 if (owner := owners.setdefault(place, end)) == end:
@@ -70,7 +70,7 @@ class NumberBook:
                 else:
                     refused[end] = place, owner.node
         free = {prefix: count(1) for prefix in {link.prefix for link in wanted.values()}}
-        for end, link in sorted(wanted.items()):
+        for end, link in wanted.items():
             if not link.number and end not in kept:
                 place = next(
                     it for number in free[link.prefix] if (it := _Numbered(link.prefix, number)) not in owners

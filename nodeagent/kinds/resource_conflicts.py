@@ -25,6 +25,7 @@ from nodeagent.kinds.resource_settings import (
     MigResource,
     Mode,
     NetworkResource,
+    NicResource,
     NicSelect,
     PfSelect,
     RdmaResource,
@@ -45,6 +46,7 @@ def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) ->
     yield from _gpu_twice(resources)
     yield from _vf_twice(resources)
     yield from _hca_twice(resources)
+    yield from _whole_and_shared(resources)
     yield from _modes(resources)
     for path, entry in vfs:
         yield from _vfs_entry(path, entry)
@@ -145,6 +147,29 @@ def _same_name(resources: Sequence[Placed]) -> Iterator[Conflict]:
         if before != path:
             message = f'"{entry.name}" is also the name of {_named(before)}; each resource needs its own name'
             yield Conflict(((*path, "name"), (*before, "name")), message)
+
+
+def _whole_and_shared(resources: Sequence[Placed]) -> Iterator[Conflict]:
+    """NICs that certainly are both offered whole and shared out, if both entries select any NIC with an RDMA device."""
+    whole = [(path, entry.select) for path, entry in resources if isinstance(entry, NicResource)]
+    for path, entry in resources:
+        if not isinstance(entry, RdmaResource):
+            continue
+        shared = _pfs_alone(entry.select)
+        for path_a, select in whole:
+            pfs = _pfs_alone(select)
+            if select.rdma is not False and (pfs == shared or PfSelect() in (pfs, shared)):
+                message = (
+                    f"a NIC is offered as a whole by {_named(path_a)} and shared out by {_named(path)}; separate them "
+                    "by select: rdma: false of kind nic leaves NICs with an RDMA device out"
+                )
+                yield Conflict(tuple((*place, "select") for place in (path, path_a)), message)
+                break
+
+
+def _pfs_alone(select: PfSelect) -> PfSelect:
+    """The lists that name PFs, of the selection of any kind."""
+    return PfSelect(**{field: getattr(select, field) for field in PfSelect.__struct_fields__})
 
 
 def _no_gpus(resources: Sequence[Placed]) -> Iterator[Conflict]:

@@ -389,6 +389,20 @@ def test_the_mpijob_fits_only_with_what_its_queue_borrows() -> None:
     assert queues["pretraining"]["spec"]["cohortName"] == queues["inference"]["spec"]["cohortName"]
 
 
+def test_no_quota_refuses_the_pods_of_a_job_that_kueue_has_admitted() -> None:
+    """With tenant.yaml in the namespace of a queue 16 jobs were admitted and had no pod (``exceeded quota``)."""
+    recipe = objects("gpu-service")
+    made = {one["metadata"]["name"] for one in of_kind(recipe, "Namespace")}
+    limited = {one["metadata"]["namespace"] for one in of_kind(recipe, "ResourceQuota")}
+    queued = {one["metadata"]["namespace"] for one in of_kind(recipe, "LocalQueue")}
+    assert queued <= made
+    assert limited
+    assert not queued & limited
+    for queue in of_kind(recipe, "ClusterQueue"):
+        labels = queue["spec"]["namespaceSelector"]["matchLabels"]
+        assert labels["kubernetes.io/metadata.name"] in queued
+
+
 @pytest.mark.parametrize("folder", ["mpi-operator", "kueue"])
 def test_the_launcher_of_an_mpijob_waits_for_its_workers(folder: str) -> None:
     """MPI Operator starts it with the first worker otherwise: where two of four workers found no node, mpirun ended

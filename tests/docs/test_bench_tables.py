@@ -72,6 +72,12 @@ def test_a_quick_run_beside_a_whole_one_is_refused() -> None:
     assert "not to quote" in bench_summary.summary([quick])
 
 
+@one_item("other", [{}, [], {"circumstances": AROUND, "figures": []}])
+def test_a_file_of_something_else_is_refused(other: Any) -> None:
+    with pytest.raises(bench_summary.SummaryError, match=r"no result of bench\.py"):
+        bench_summary.summary([run(1, 1), other])
+
+
 def test_runs_that_were_made_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run-1.json").write_text("{}")
     made: list[list[str]] = []

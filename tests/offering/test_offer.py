@@ -381,7 +381,11 @@ def test_shares_beside_vfs_of_one_selection_leave_the_rails_of_the_vfs_as_they_w
 
 
 def test_a_nic_as_a_whole_beside_its_shares_is_refused() -> None:
-    made = Offer(configured("resources: [{kind: nic}, {kind: rdma}]\n"))
+    made = Offer(
+        configured(
+            "resources: [{kind: nic, select: {netdevs: ['*']}}, {kind: rdma, select: {drivers: [mlx5_core]}}]\n"
+        )
+    )
     (fatal,) = [it.message for it in made.troubles(machine(pf(1, vfs=None))) if it.fatal]
     assert fatal == (
         "the HCA 0000:01:00.0 is offered twice, as example.com/nic0 and as example.com/rdma0; "
