@@ -33,8 +33,8 @@ ATTACH_TOPIC = Topic(
         "attach_rdma_exclusive": Advice(
             "In this mode a program opens only the RDMA devices of its own network namespace, and `nodeagent attach` "
             "moves netdevs alone: pods with VFs have TCP, and no RDMA.",
-            "rdma system set netns shared, while no RDMA device is in use, and options ib_core netns_mode=1 in "
-            "/etc/modprobe.d; or move the VFs by Multus with rdma-cni",
+            "options ib_core netns_mode=1 in /etc/modprobe.d, and reboot the node: `rdma system set netns shared` ends "
+            "with EBUSY while pods have network namespaces; or move the VFs by Multus with rdma-cni",
         ),
         "attach_pod": Advice(
             "Its containers with a VF wait. It is tried again every ten seconds.",

@@ -121,8 +121,8 @@ NICS_TOPIC = Topic(
         "rdma_exclusive": Advice(
             "In this mode an RDMA device is in one network namespace alone, so no container can open that of the host. "
             "The agent offers no share of an HCA.",
-            "rdma system set netns shared, while no RDMA device is in use, and options ib_core netns_mode=1 in "
-            "/etc/modprobe.d; or offer VFs, each of which has a device of its own",
+            "options ib_core netns_mode=1 in /etc/modprobe.d, and reboot the node: `rdma system set netns shared` ends "
+            "with EBUSY while pods have network namespaces; or offer VFs, each of which has a device of its own",
         ),
         "link_mode_differs": Advice(
             "A port with the wrong mode in its firmware never has a link with its switch. The mode moves with the card "

@@ -82,8 +82,8 @@ class HcaShares(DeviceKind, frozen=True):
             return None
         return (
             "containers cannot open the RDMA device of the host, because the kernel is in the exclusive RDMA mode: "
-            "`rdma system set netns shared` while no RDMA device is in use (options ib_core netns_mode=1 for the next "
-            "boot), or offer VFs"
+            "set options ib_core netns_mode=1 in /etc/modprobe.d and reboot (`rdma system set netns shared` works only "
+            "before the first pod), or offer VFs"
         )
 
     def health(self, pf: Function) -> Health:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import doctest
 import sys
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,16 @@ from msgspec.structs import replace
 from nodeagent.attach import share_netdevs
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError
 from nodeagent.attach.attach_settings import AttachSettings
+from nodeagent.attach.given_numbers import GivenNumbers
 from nodeagent.attach.nri_plugin import AttachRefused
 from nodeagent.attach.pod_netdevs import open_namespace
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.attach.share_netdevs import share_group, share_mac, share_of
 from nodeagent.attach.vf_plan import attach_plan
 from nodeagent.commands.scan.listing import pod_plan_table
+from nodeagent.fabric.rail_partners import RailNumber
 from nodeagent.facts.allocation import Devices
-from nodeagent.facts.model import Holding, Link, Snapshot
+from nodeagent.facts.model import Holding, Identifier, Link, Neighbor, Snapshot
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.kinds.hca_shares import HcaShares, share_ids
 from tests.support.attached_pods import AttachedNode, addresses, links, pf, vf
@@ -273,3 +275,50 @@ def test_a_container_names_the_netdev_of_each_of_its_shares_on_ethernet_alone() 
     names = kind.allocate(Snapshot(functions=(nic,)), ids).cdi_devices
     assert names == tuple(f"nodeagent.io/attached={id_}" for id_ in ids)
     assert kind.allocate(Snapshot(functions=(pf_of(0),)), ids).cdi_devices == ()
+
+
+def test_a_share_has_the_number_that_the_controller_gave_its_node() -> None:
+    nic = replace(pf_of(0), link_type="ethernet", pci_address=pf(0))
+    link = Link(str(nic.netdev), nic.pci_address, "0c:42:a1:16:05:4c", True, True, "up", 400_000, 9000)
+    snapshot = Snapshot(functions=(nic,), links=(link,))
+    offered = [Devices(nic.pci_address, share_ids(nic.pci_address, 2), ())]
+    settings = AttachSettings(interface="rail{rail}", addresses="10.{rail}.0.0/16", nodes=500, shares=64)
+
+    def planned(*words: RailNumber, own: str = "") -> list[tuple[str | None, str]]:
+        addresses = {pf(0): (IPv4Interface(own),)} if own else {}
+        given_to = GivenNumbers({word.rail: word for word in words})
+        plan = attach_plan(settings, snapshot, {pf(0): 0}, addresses, (), offered, given_to)
+        return [(it.address, it.refusal) for _, it in sorted(plan.vfs.items())]
+
+    seventh = RailNumber(rail="nic0", prefix="10.0.0.0/16", number=7)
+    parts = [("10.0.18.7/16", ""), ("10.0.20.7/16", "")]
+    assert planned(seventh) == parts
+    assert planned(seventh, own="10.0.0.7/16") == parts
+    for words, own, why in (
+        ((), "10.0.0.7/16", "the controller has not confirmed the number 7 of this node"),
+        ((), "", "the controller has not confirmed a number for this node"),
+        ((seventh,), "10.0.0.8/16", "the controller has not confirmed the number 8 of this node"),
+        ((replace(seventh, holder="node-3"),), "10.0.0.7/16", "the node node-3 had the number 7"),
+    ):
+        for address, refusal in planned(*words, own=own):
+            assert address is None
+            assert why in refusal
+
+
+def test_an_ipam_plugin_must_not_give_the_addresses_of_pfs_gateways_and_switches() -> None:
+    nic = replace(pf_of(0), link_type="ethernet", pci_address=pf(0))
+    settings = AttachSettings(
+        interface="rail{rail}", ipam={"type": "host-local", "subnet": "10.{rail}.0.0/16"}
+    )
+    own, gateway = IPv4Interface("10.0.0.7/16"), IPv4Address("10.0.255.254")
+    leaf = Identifier("mac", "02:00:00:00:00:01")
+    neighbor = Neighbor("ens1", leaf, leaf, "leaf-1", management_addresses=("10.0.255.1", "leaf-1"))
+    snapshot = Snapshot(functions=(nic,), neighbors=(neighbor,))
+    plan = attach_plan(settings, snapshot, {pf(0): 0}, {pf(0): (own,)}, (gateway,))
+    assert plan.taken == {
+        "10.0.0.7": f"the PF {pf(0)}",
+        "10.0.255.1": "the switch leaf-1",
+        "10.0.255.254": "a gateway of the node's routes",
+    }
+    computed = attach_plan(replace(settings, ipam=None), snapshot, {pf(0): 0}, {pf(0): (own,)}, (gateway,))
+    assert computed.taken == {}
