@@ -54,12 +54,14 @@ OTHER_WRITERS = {
     "nodeagent/attach/plan_file.py": "read by nodeagent attach, and written again when it differs",
     "nodeagent/attach/attach_files.py": "read by the doctor",
     "nodeagent/attach/attach_stamps.py": "read by nodeagent attach; an Allocate fails without its stamp",
+    "nodeagent/attach/leases.py": "read by nodeagent attach, which gives the addresses back",
     "nodeagent/attach/attached_spec.py": "read by container runtimes",
     "nodeagent/attach/given_numbers.py": "the controller's object, kept for a start without the API server",
     "nodeagent/attach/host_names.py": "of nodeagent attach, which is no agent",
     "nodeagent/dra/claim_files.py": "a form of the store, with a CDI spec beside each file",
     "nodeagent/kubelet/cdi_files.py": "read by container runtimes",
     "nodeagent/kubelet/device_info.py": "read by CNI plugins",
+    "nodeagent/features/gpu_labels/feature_file.py": "read by Node Feature Discovery, and written again when it differs",
     "nodeagent/kubelet/offer_files.py": "tell.sh: read by shells of containers, and written again when it differs",
 }
 """Modules that replace files without ``StoredFile``."""
