@@ -61,7 +61,7 @@ OTHER_WRITERS = {
     "nodeagent/dra/claim_files.py": "a form of the store, with a CDI spec beside each file",
     "nodeagent/kubelet/cdi_files.py": "read by container runtimes",
     "nodeagent/kubelet/device_info.py": "read by CNI plugins",
-    "nodeagent/features/gpu_labels/feature_file.py": "read by Node Feature Discovery, and written again when it differs",
+    "nodeagent/features/gpu_labels/feature_file.py": "read by Node Feature Discovery",
     "nodeagent/kubelet/offer_files.py": "tell.sh: read by shells of containers, and written again when it differs",
 }
 """Modules that replace files without ``StoredFile``."""
