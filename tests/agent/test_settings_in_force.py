@@ -198,6 +198,7 @@ STARTED: Text = {
 }  # fmt: skip
 """The start of a running agent, so that each other setting can be changed alone."""
 OTHER: dict[str, Any] = {
+    "attach.ipam": {"type": "host-local", "ranges": [[{"subnet": "10.{100+rail}.0.0/16"}]]},
     "cdi.directory": "/run/cdi",
     "cluster.kubeconfig": "/run/kubeconfig",
     "cluster.access": "auto",
@@ -228,6 +229,7 @@ VFS: dict[str, Any] = {
 
 TOGETHER = {
     "attach.addresses": ("attach.interface",),
+    "attach.ipam": ("attach.interface",),
     "attach.numbers": ("attach.interface", "attach.addresses"),
     "web.keyFile": ("web.certificateFile",),
     "web.clientCaFile": ("web.certificateFile",),
