@@ -96,6 +96,8 @@ class Netdevs:
     def attach(self, network: str, links: Collection[PodLink]) -> dict[str, Inside]:
         if self.refuses or not Path(network).exists():
             raise AttachError("the namespace cannot be entered", "namespace")
+        if lost := [link.device for link in links if self.place[link.device] not in (HOST, network)]:
+            raise AttachError(f"{lost[0]}: its netdev is neither on the host nor in the pod", "find")
         for link in links:
             if self.place[link.device] == HOST:
                 self.place[link.device], self.names[link.device] = network, link.name
@@ -320,3 +322,55 @@ class AddressesOfPods(RuleBasedStateMachine):
 
 
 TestAddressesOfPods = pytest.mark.slow(AddressesOfPods.TestCase)
+
+
+def test_a_vf_in_a_namespace_that_outlives_its_sandbox_is_waited_for() -> None:
+    """The runtime names no namespace of a sandbox that it has stopped, so nobody can take the VF out of it."""
+    node, free = AddressesOfPods(), ["0000:01:00.2"]
+    try:
+        node.the_runtime_connects(NONE)
+        node.a_pod_begins(_Drawn(free), heard=True, trouble=NONE)
+        node.a_pod_ends(_Drawn("pod1"), heard=False, trouble=NONE, network_stays=True)
+        node.a_pod_begins(_Drawn(free), heard=False, trouble=NONE)
+        node.the_runtime_tells_of_all(NONE)
+        (waiting,) = node.attachments.waiting
+        assert (waiting.pod, "0000:01:00.2" in waiting.reason) == ("default/pod2", True)
+        node.settle()
+    finally:
+        node.teardown()
+
+
+class _ReloadedAtOnce(Netdevs):
+    """The driver of the first VF is loaded again while the others move."""
+
+    reloads = True
+
+    def attach(self, network: str, links: Collection[PodLink]) -> dict[str, Inside]:
+        super().attach(network, links)
+        if self.reloads:
+            self.leaves(next(iter(links)).device)
+        return self.inside(network)
+
+
+def test_a_vf_that_leaves_its_pod_while_others_move_is_attached_again() -> None:
+    node = AddressesOfPods()
+    try:
+        node.netdevs = _ReloadedAtOnce(node.kill)
+        node.start_anew()
+        node.the_runtime_connects(NONE)
+        node.a_pod_begins(_Drawn(["0000:00:00.2", "0000:01:00.2"]), heard=True, trouble=NONE)
+        (waiting,) = node.attachments.waiting
+        assert waiting.reason == "0000:00:00.2: its netdev has left the pod"
+        node.netdevs.reloads = False
+        node.settle()
+    finally:
+        node.teardown()
+
+
+class _Drawn(NamedTuple):
+    """What a rule would draw."""
+
+    value: Any
+
+    def draw(self, _: object) -> Any:
+        return self.value
