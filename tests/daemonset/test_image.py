@@ -20,8 +20,8 @@ from tests.support.manifests import ROOT
 from tests.support.needs import lack, which
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-SITE_PACKAGES_MAX_MIB = 46
-"""Measured: 45 MiB with byte code: 19 are gRPC, of which 17 are its one library; 11 are nodeagent."""
+SITE_PACKAGES_MAX_MIB = 48
+"""Measured: 46 MiB with byte code: 19 are gRPC, of which 17 are its one library; 12 are nodeagent."""
 
 
 def instructions() -> list[tuple[str, str]]:
