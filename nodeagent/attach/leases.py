@@ -169,14 +169,16 @@ class Leases:
     ) -> dict[str, GivenAddresses]:
         if not is_container_id(sandbox.id):
             raise CniError(f"the ID of the sandbox, {sandbox.id[:100]!r}, is none of CNI")
-        asked = []
+        asked, before = [], self._of(sandbox.id)
+        names = {lease.interface: lease for lease in before}
         for link in links:
+            if (other := names.get(link.name)) is not None:  # a DEL by this name would be the other one's
+                raise CniError(f"{link.device}: rail {link.rail}: {link.name} is the name of {other.device}")
             try:
                 configuration = self._configuration(ipam, link.rail)
             except CniError as error:
                 raise CniError(f"rail {link.rail}: {error}") from error
             asked.append(AddressLease(link.device, link.rail, link.name, configuration))
-        before = self._of(sandbox.id)
         of = SandboxLeases(
             sandbox.id, sandbox.network, sandbox.namespace, sandbox.pod, sandbox.uid, (*before, *asked)
         )

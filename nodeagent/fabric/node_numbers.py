@@ -65,7 +65,11 @@ class NumberBook:
         for end, link in wanted.items():
             place = _Numbered(link.prefix, link.number)
             if link.number and end not in kept:
-                if (owner := owners.setdefault(place, end)) == end:
+                owner = owners.setdefault(place, end)
+                if owner.node == end.node and owner not in wanted:  # the NIC had this name before
+                    del kept[owner]
+                    owner = owners[place] = end
+                if owner == end:
                     kept[end] = place
                 else:
                     refused[end] = place, owner.node

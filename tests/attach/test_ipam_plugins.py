@@ -22,9 +22,10 @@ from nodeagent.attach.cni_plugin import (
     GivenAddresses,
     given_addresses,
 )
-from nodeagent.attach.leases import LEASES_FOLDER
-from nodeagent.attach.nri_plugin import AttachRefused
-from nodeagent.attach.pod_plan import PlannedVf, PodRoute
+from nodeagent.attach.leases import LEASES_FOLDER, Leases
+from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
+from nodeagent.attach.pod_netdevs import AttachError
+from nodeagent.attach.pod_plan import PlannedVf, PodLink, PodRoute
 from tests.support import ipam_plugin
 from tests.support.attached_pods import AttachedNode, addresses, links, rules, vf
 from tests.support.ipam_plugin import PluginInProcess, given
@@ -581,3 +582,19 @@ async def test_ends_and_begins_of_plugins_at_a_time_lose_nothing(node: Node) -> 
     assert len({one for of in node.plugin.addresses().values() for one in of}) == len(pods)
     await asyncio.gather(*(node.attachments.end(sandbox) for sandbox, _ in pods), node.attachments.settle())
     assert (node.plugin.addresses(), kept(node)) == ({}, set())
+
+
+def test_the_name_of_a_netdev_is_that_of_one_vf_at_the_plugin(plugin: Plugin, tmp_path: Path) -> None:
+    """A VF that the plan lacked when its pod began would come by the name of the one that is there: the plugin would
+    take its DEL for that of the other one."""
+    leases = Leases(tmp_path, plugin.plugins)
+    sandbox = Sandbox("s1", "default", "trainer", "u1", str(plugin.network))
+    ipam = {"type": "stand-in", "dataDir": str(plugin.data), "subnet": "10.{9+rail}.0.0/29"}
+    first, second = (PodLink(f"0000:18:00.{one}", 0, "rail0", None, (), 1) for one in (2, 3))
+    leases.lend(sandbox, [second], (), ipam)
+    before = given(plugin.data)
+    there = replace(second, name="rail0b")
+    with pytest.raises(AttachError, match=r"ipam: 0000:18:00\.2: rail 0: rail0 is the name of 0000:18:00\.3"):
+        leases.lend(sandbox, [first, there], {second.device}, ipam)
+    assert before
+    assert given(plugin.data) == before

@@ -79,6 +79,17 @@ def test_names_of_links_that_change_in_each_report_hold_no_more_numbers_than_an_
     assert mine.number <= RAILS_MAX + 2
 
 
+def test_a_nic_that_gets_another_name_keeps_the_number_of_its_address() -> None:
+    """Without the first NIC of a rail, the second one has its name: the name that is gone holds nothing against it."""
+    book, nodes = NumberBook(), {"a", "b"}
+    book.assign(hall({"a": {"nic3": 5, "nic3.1": 6}}), nodes)
+    alone = hall({"a": {"nic3": 6}, "b": {"nic3": 5}})
+    for _ in range(2):
+        numbers = book.assign(alone, nodes)
+        assert {it.rail: (it.number, it.holder) for it in numbers["a"]} == {"nic3": (6, "")}
+        assert seen(numbers)["b"] == [(5, "")]
+
+
 def test_a_new_leader_goes_on_from_the_objects() -> None:
     first, reported = NumberBook(), one(a=0, b=0)
     numbers = first.assign(hall(reported), reported)
