@@ -384,8 +384,8 @@ class Attachments:
         links, new = self._leases.lend(sandbox, links, before, plan.ipam, plan.taken)
         try:
             present = self._netdevs.attach(sandbox.network, links)
-            if lost := devices - present.keys():  # its driver was loaded again meanwhile
-                raise AttachError(f"{min(lost)}: its netdev has left the pod", "find")
+            if gone := devices - present.keys():  # its driver was loaded again meanwhile
+                raise AttachError(f"{min(gone)}: its netdev has left the pod", "find")
         except (AttachError, NetlinkError, OSError):
             if left := new - self._netdevs.inside(sandbox.network).keys():
                 self._leases.release(sandbox.id, left)

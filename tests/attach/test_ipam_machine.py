@@ -368,7 +368,7 @@ def test_a_vf_that_leaves_its_pod_while_others_move_is_attached_again() -> None:
 
 
 class _Drawn(NamedTuple):
-    """What a rule would draw."""
+    """The value that a rule draws."""
 
     value: Any
 
