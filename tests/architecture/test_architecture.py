@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -161,6 +162,22 @@ CHECKS = {
 def test_linters_and_typing_pass(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_programs_of_the_machine_with_vfs_fit_the_product() -> None:
+    """That machine alone runs them, which takes many minutes."""
+    guest = ROOT / "tests/vm/guest"
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--explicit-package-bases", *sorted(guest.glob("*.py"))],
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": f"{guest}:{ROOT / 'hack/lab'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

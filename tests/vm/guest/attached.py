@@ -13,7 +13,9 @@ from ground import DEVICES, Json, netdev_of, read, rebind, virtual_functions
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, KubeletList
+from nodeagent.attach.cni_plugin import CniPlugins
 from nodeagent.attach.host_names import HostNames
+from nodeagent.attach.leases import CNI_FOLDER, Leases
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
@@ -52,6 +54,7 @@ class Node:
             AttachedSpec(FOLDER / "cdi"),
             VfAllocations(FOLDER),
             NodeNetdevs(HostNames(FOLDER)),
+            Leases(FOLDER, CniPlugins(CNI_FOLDER, FOLDER / "plugin.lock")),
         )
         return self.attachments
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import operator
 import os
 import platform
 import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from ground import (
@@ -363,7 +365,7 @@ class Guest:
             mark = len(self.kubelet.updates)
             began = time.monotonic()
             await self.qmp.ask("set_link", name=f"pf{rail}", up=False)
-            await self.until_healthy(lambda pf, rail=rail: pf != rail)
+            await self.until_healthy(partial(operator.ne, rail))
             down_s, down = time.monotonic() - began, self.kubelet_devices()
             began = time.monotonic()
             await self.qmp.ask("set_link", name=f"pf{rail}", up=True)

@@ -25,7 +25,8 @@ from nodeagent.fabric.rail_partners import (
     RailPartnersSpec,
 )
 from nodeagent.facts.model import Link
-from nodeagent.features.rail_probing.rail_probes import SLOT_S, TICK_S, RailLink, RailProbes, checks
+from nodeagent.features.rail_probing.leg_windows import SLOT_S
+from nodeagent.features.rail_probing.rail_probes import TICK_S, RailLink, RailProbes, checks
 from nodeagent.features.rail_probing.rail_settings import RailsSettings
 from nodeagent.features.rail_probing.rail_socket import open_rail_socket
 from nodeagent.features.rail_probing.rail_watch import rail_view, read_rail_links
