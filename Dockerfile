@@ -17,12 +17,13 @@ COPY LICENSE /opt/nodeagent/LICENSE
 COPY hack/third-party-notices.txt /opt/nodeagent/THIRD_PARTY_NOTICES
 # Byte-compiled, because the container's file system is read-only and an import without .pyc takes twice the time.
 # Unchecked hashes instead of timestamps, so that the same source gives the same image. Type stubs, the packages' own
-# tests, and what rich needs for source code and Markdown alone are not needed at run time.
+# tests, gRPC's certificates (its connections here are UNIX sockets), and what rich needs for source code and Markdown
+# alone are not needed at run time.
 RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && printf '#!/opt/nodeagent/bin/python\nimport sys\n\nfrom nodeagent.cli import main\n\nsys.exit(main())\n' \
         > /opt/nodeagent/bin/nodeagent \
  && chmod 0755 /opt/nodeagent/bin/nodeagent \
- && find /opt/nodeagent/lib -name '*.pyi' -delete \
+ && find /opt/nodeagent/lib '(' -name '*.pyi' -o -name roots.pem ')' -delete \
  && find /opt/nodeagent/lib -depth -type d -path '*/site-packages/*' '(' -name 'pygments*' -o -name 'markdown_it*' -o -name 'mdurl*' ')' \
         -exec rm -r '{}' + \
  && find /opt/nodeagent/lib -depth -type d '(' -name __pycache__ -o -name tests ')' -exec rm -r '{}' + \

@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,8 +23,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims import claim_of
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
+from nodeagent_lab.sim.kubelet.dra_manager import PodClaim, SandboxError
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.machine.kernel import MachineError
 from nodeagent_lab.sim.netns import Netns, veth
@@ -36,7 +39,7 @@ ENVIRONMENT = {
     "NODE_NAME": "gpu-0",
     "GRPC_VERBOSITY": "ERROR",
 }
-PODS_MAX = 12
+PODS_MAX, CLAIMS_MAX = 12, 4
 SETTLE_S = 120.0
 RESET_S = 3.0
 """Long enough for the agent to read the driver during the reset; a real one takes longer."""
@@ -49,6 +52,9 @@ kind: NodeAgentConfig
 cluster: {access: kubeconfig, kubeconfig: KUBECONFIG, conditions: true, label: true}
 log: {level: LEVEL}
 links: {select: {netdevs: NETDEVS}}
+resources:
+- {kind: vf, name: "nic{rail}", mode: MODE}
+- {kind: gpu-mem}
 health:
   rules:
   - {rule: flapping, enabled: false}
@@ -71,7 +77,8 @@ class SoakError(Exception):
 class Churn:
     """The stand-ins, the two processes, and the actions on them."""
 
-    def __init__(self, folder: Path, model: str, seed: int) -> None:
+    def __init__(self, folder: Path, model: str, seed: int, *, claims: bool = False) -> None:
+        """``claims``: VFs are given by claims, GPU memory by the device plugin. Else both are by the latter."""
         self.folder = folder
         self.root = folder / "root"
         self.machine = Machine.load(model)
@@ -83,7 +90,11 @@ class Churn:
         self.done: Counter[str] = Counter()
         self.expected: dict[str, int] = {}
         self.ports: dict[str, int] = {}
+        self.offered: set[tuple[str, str, str]] = set()
+        """Driver, pool and device of what claims may get."""
         self._pods: list[PodSpec] = []
+        self._with_claims = claims
+        self._claims: list[PodClaim] = []
         self._frames: dict[str, socket.socket] = {}
         self._namespace: Netns | None = None
         self._vfs = {pf: pf_device.num_vfs for pf, pf_device in self._pfs().items()}
@@ -93,6 +104,8 @@ class Churn:
             (2, self.reload_agent), (1, self.reload_controller), (2, self.api_fault), (2, self.reports),
             (2, self.flood),
         ]  # fmt: skip
+        if claims:
+            self._actions += [(5, self.claim), (3, self.end_claim)]
 
     def _pfs(self) -> dict[str, Any]:
         return {pf.address: pf for pf in self.machine.pfs if pf.num_vfs}
@@ -120,9 +133,16 @@ class Churn:
                                   "--config", self.folder / "agent.yaml")  # fmt: skip
                 await self._start("controller", "controller", "--fabric", self.folder / "fabric.yaml",
                                   "--kubeconfig", self.folder / "controller.kubeconfig")  # fmt: skip
-                await self._until(lambda: len(self.kubelet.allocatable()) >= 3, "the first registration")
+                pfs = len(self._vfs)
+                plugins, pools = (1, pfs) if self._with_claims else (1 + pfs, 0)
+                await self._until(
+                    lambda: len(self.kubelet.allocatable()) >= plugins, "the first registration"
+                )
+                await self._until(
+                    lambda: len(self.kubelet.dra.health) >= pools, "the first devices of claims"
+                )
                 await asyncio.sleep(2)
-                self.expected = self.kubelet.allocatable()
+                self.expected, self.offered = self.kubelet.allocatable(), set(self.kubelet.dra.health)
                 yield
             finally:
                 for process in self.processes.values():
@@ -176,14 +196,16 @@ class Churn:
         return "\n".join((self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
 
     def figures(self, name: str) -> dict[str, float]:
-        """The resident memory, threads, descriptors and tasks of a process now."""
+        """The resident memory, threads, descriptors and tasks of a process now, and of its memory: what is of no
+        file, what glibc has given out and what it keeps for later, and the blocks of Python's own allocator."""
         folder = Path(f"/proc/{self.processes[name].pid}")
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
         return {
             "rss_mib": int(status["VmRSS"].split()[0]) / 1024,
+            "own_mib": int(status["RssAnon"].split()[0]) / 1024,
             "threads": int(status["Threads"]),
             "files": len(os.listdir(folder / "fd")),
-            "tasks": int((self.folder / f"{name}.tasks").read_text()),
+            **json.loads((self.folder / f"{name}.tasks").read_text()),
         }
 
     async def traced(self, name: str) -> tracemalloc.Snapshot:
@@ -218,6 +240,29 @@ class Churn:
     async def release(self) -> None:
         if self._pods:
             self.kubelet.remove(self._pods.pop(self.chance.randrange(len(self._pods))))
+
+    async def claim(self) -> None:
+        """A pod with a claim for a VF of one NIC starts. The kubelet may be refused; it has the claim then."""
+        if not self.kubelet.running or len(self._claims) >= CLAIMS_MAX:
+            await self.end_claim()
+            return
+        number = self.done["claim"]
+        claim = claim_of(self.server, number, {"r": (self.chance.choice(sorted(self.offered)), {"vfs": "1"})})
+        self._claims.append(claim)
+        with contextlib.suppress(SandboxError):
+            await self.kubelet.dra.prepare(claim.uid, [claim])
+
+    async def end_claim(self) -> None:
+        if self._claims and self.kubelet.running:
+            claim = self.chance.choice(self._claims)
+            with contextlib.suppress(SandboxError):
+                await self._end(claim)
+
+    async def _end(self, claim: PodClaim) -> None:
+        """As the pod ends: the kubelet gives back, then the claim goes. Raises ``SandboxError``."""
+        await self.kubelet.dra.unprepare(claim.uid)
+        self._claims.remove(claim)
+        self.server.remove("resourceclaims", claim.name, claim.namespace)
 
     async def scrape(self) -> None:
         paths = (
@@ -276,7 +321,7 @@ class Churn:
 
     async def vfs(self) -> None:
         pf = self.chance.choice(sorted(self._vfs))
-        if not any("nic" in name for pod in self._pods for name in pod.requests()):
+        if not self._claims and not any("nic" in name for pod in self._pods for name in pod.requests()):
             count = self.chance.randrange(self._vfs[pf] + 1)
             await self._change(lambda: self.machine.set_vfs(pf, count))
 
@@ -388,6 +433,10 @@ class Churn:
         self._configure_agent()
         self._configure_controller()
         await self._until(lambda: self.kubelet.allocatable() == self.expected, "every device healthy again")
+        await self._until(
+            lambda: set(self.kubelet.dra.health) == self.offered, "every device of claims again"
+        )
+        await self._end_claims()
         for journal in (
             self.kubelet.updates,
             self.kubelet.calls,
@@ -395,6 +444,17 @@ class Churn:
             self.kubelet.ends,
         ):
             journal.clear()
+
+    async def _end_claims(self) -> None:
+        """The kubelet repeats what is refused, until every claim has ended."""
+        end = time.monotonic() + SETTLE_S
+        while self._claims:
+            try:
+                await self._end(self._claims[0])
+            except SandboxError as error:
+                if time.monotonic() > end:
+                    raise SoakError(f"a claim does not end: {error}\n{self.log_tail('agent')}") from error
+                await asyncio.sleep(1)
 
     async def _until(self, good: Callable[[], bool], what: str) -> None:
         try:
@@ -413,6 +473,7 @@ class Churn:
     def _configure_agent(self) -> None:
         text = AGENT.replace("KUBECONFIG", str(self.folder / "agent.kubeconfig"))
         text = text.replace("NETDEVS", json.dumps(sorted(self._frames)))
+        text = text.replace("MODE", "dra" if self._with_claims else "devicePlugin")
         text = text.replace("LEVEL", self.chance.choice(("info", "warning")))
         _replace(self.folder / "agent.yaml", text)
 
@@ -446,11 +507,11 @@ def _free_port() -> int:
 
 
 @asynccontextmanager
-async def churning(model: str, seed: int) -> AsyncIterator[Churn]:
+async def churning(model: str, seed: int, *, claims: bool = False) -> AsyncIterator[Churn]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="na-soak-", dir=memory))
     try:
-        churn = Churn(folder, model, seed)
+        churn = Churn(folder, model, seed, claims=claims)
         async with churn.running():
             yield churn
     finally:

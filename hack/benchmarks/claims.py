@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from nodeagent_lab.sim.kubelet.dra_manager import PodClaim
 
 DRIVER, NODE = "nodeagent.io", "bench"
 PREPARED = (1, 64)
+OneDevice = tuple[str, str, str]
+"""Driver, pool and name of a device of claims."""
 GROUP = "Claims of Dynamic Resource Allocation: one GPU share and one VF, the read of the claim and the disk included"
 
 _CONFIG = """\
@@ -46,11 +48,11 @@ async def claims(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
                 held = 0
                 for count in PREPARED:
                     while held < count - 1:
-                        await kubelet.dra.prepare(f"held-{held}", [_claim(server, devices, held)])
+                        await kubelet.dra.prepare(f"held-{held}", [share_and_vf(server, devices, held)])
                         held += 1
                     prepare, unprepare = [], []
                     for _ in range(runs):
-                        claim = _claim(server, devices, count - 1)
+                        claim = share_and_vf(server, devices, count - 1)
                         began = time.perf_counter()
                         await kubelet.dra.prepare("pod", [claim])
                         prepared = time.perf_counter()
@@ -63,14 +65,21 @@ async def claims(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         await server.stop()
 
 
-def _claim(server: ApiServer, devices: list[tuple[str, str, str]], number: int) -> PodClaim:
-    name, uid = f"c{number}", str(uuid.uuid4())
+def share_and_vf(server: ApiServer, devices: list[OneDevice], number: int) -> PodClaim:
     gpus = [it for it in devices if it[1].endswith("/gpu")]
     pfs = [it for it in devices if it[1].endswith("/nic")]
-    chosen = (
-        ("g", gpus[number % len(gpus)], {"memory": "4Gi"}),
-        ("r", pfs[number % len(pfs)], {"vfs": "1"}),
-    )
+    chosen = {
+        "g": (gpus[number % len(gpus)], {"memory": "4Gi"}),
+        "r": (pfs[number % len(pfs)], {"vfs": "1"}),
+    }
+    return claim_of(server, number, chosen)
+
+
+def claim_of(
+    server: ApiServer, number: int, chosen: Mapping[str, tuple[OneDevice, dict[str, str]]]
+) -> PodClaim:
+    """Store a claim as the scheduler allocated it: for each request a device, and how much of its capacities."""
+    name, uid = f"c{number}", str(uuid.uuid4())
     results = [
         {
             "request": request,
@@ -80,7 +89,7 @@ def _claim(server: ApiServer, devices: list[tuple[str, str, str]], number: int) 
             "shareID": str(uuid.uuid4()),
             "consumedCapacity": amounts,
         }
-        for request, (driver, pool, device), amounts in chosen
+        for request, ((driver, pool, device), amounts) in chosen.items()
     ]
     claim: dict[str, Any] = {
         "apiVersion": "resource.k8s.io/v1",
