@@ -149,7 +149,7 @@ def test_the_image_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_each_module_of_the_product_can_be_imported_in_the_image(image: Path) -> None:
-    """What the image leaves out of the packages is missed by none."""
+    """No module misses a part of a package that the image leaves out."""
     done = subprocess.run(
         [image / "bin" / "python", "-I", "-c", IMPORT_ALL],
         capture_output=True,
