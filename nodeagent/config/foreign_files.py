@@ -11,6 +11,8 @@ _NVIDIA = (
 )
 _BY_KIND = {
     "ConfigMap": "a ConfigMap: give the text of its key alone, as kubectl get configmap NAME -o jsonpath prints it",
+    "NicClusterPolicy": "a NicClusterPolicy of NVIDIA's network operator: `nodeagent config from sriovdp FILE` converts its "
+    "sriovDevicePlugin, `nodeagent config from rdma-shared FILE` its rdmaSharedDevicePlugin (docs/migration.md)",
     "SriovNetworkNodePolicy": f"a policy of the SR-IOV network operator: {_SRIOV.format('sriov-operator')}",
 }
 _BY_KEYS = (
@@ -19,7 +21,7 @@ _BY_KEYS = (
     ({"version", "flags"}, f"the configuration of NVIDIA's device plugin: {_NVIDIA}"),
     (
         {"configList"},
-        "the configuration of k8s-rdma-shared-dev-plugin: here it is kind rdma "
+        "the configuration of k8s-rdma-shared-dev-plugin: `nodeagent config from rdma-shared FILE` converts it "
         "(docs/migration.md#k8s-rdma-shared-dev-plugin)",
     ),
 )

@@ -3,7 +3,8 @@
 ``HAS_COUNTERPART``: the key has a counterpart, or means nothing here. Any other text is the reason why it is lost, and
 the remedy.
 sriov-network-device-plugin 40b6f507 (pkg/types/types.go), sriov-network-operator 249e2001
-(api/v1/sriovnetworknodepolicy_types.go), k8s-device-plugin 1b826acc (api/config/v1).
+(api/v1/sriovnetworknodepolicy_types.go), k8s-device-plugin 1b826acc (api/config/v1), k8s-rdma-shared-dev-plugin 410b0f32
+(pkg/types/types.go).
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ SRIOV_NIC_SELECTOR: Mapping[str, str] = {
 }
 _DEVICE_NODES = (
     "the agent passes on the GPU's own device nodes; mount {} in the pod, or give them by a CDI spec of yours"
+)
+RDMA_SHARED_RESOURCE: Mapping[str, str] = dict.fromkeys(
+    ("resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors"), HAS_COUNTERPART
+)
+RDMA_SHARED_SELECTORS: Mapping[str, str] = dict.fromkeys(
+    ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes"), HAS_COUNTERPART
 )
 NVIDIA_TOP: Mapping[str, str] = dict.fromkeys(
     ("version", "flags", "resources", "sharing", "imex"), HAS_COUNTERPART
