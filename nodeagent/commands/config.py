@@ -82,8 +82,8 @@ def _add_from(parts: Any, formatter: Any) -> argparse.ArgumentParser:
         help="convert the configuration of another program, and name each key that is lost",
         description="Write a configuration that offers what another program offers, on stdout. Name each key without\n"
         "counterpart on stderr, why, and what to do. FILE is the program's configuration, a ConfigMap with it, a\n"
-        "NicClusterPolicy, or policies as kubectl prints them; - is standard input. The exit code is 1 if something\n"
-        "that was in use is lost, and 2 if a file cannot be read.",
+        "policy of NVIDIA's network operator, or policies as kubectl prints them; - is standard input. The exit\n"
+        "code is 1 if something that was in use is lost, and 2 if a file cannot be read.",
         formatter_class=formatter,
     )
     other.add_argument(

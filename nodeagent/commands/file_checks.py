@@ -73,7 +73,8 @@ def _kind_by_keys(keys: Collection[object]) -> str | None:
     from nodeagent.agent_config import Config
 
     counts = {
-        kind: sum(field.encode_name in keys for field in fields(settings)) - len({"apiVersion", "kind"} & {*keys})
+        kind: sum(field.encode_name in keys for field in fields(settings))
+        - len({"apiVersion", "kind"} & {*keys})
         for kind, settings in zip(_KINDS, (Config, FabricConfig, FabricTopology), strict=True)
     }
     most = max(counts.values())

@@ -9,10 +9,14 @@ _SRIOV = "`nodeagent config from {} FILE` converts it (docs/migration.md#sriov-n
 _NVIDIA = (
     "`nodeagent config from nvidia FILE` converts it (docs/migration.md#nvidia-device-plugin-nvidiacomgpu)"
 )
+_NIC_POLICY = (
+    "a policy of NVIDIA's network operator: `nodeagent config from sriovdp FILE` converts its sriovDevicePlugin, "
+    "`nodeagent config from rdma-shared FILE` its rdmaSharedDevicePlugin (docs/migration.md#convert-the-configuration)"
+)
 _BY_KIND = {
     "ConfigMap": "a ConfigMap: give the text of its key alone, as kubectl get configmap NAME -o jsonpath prints it",
-    "NicClusterPolicy": "a NicClusterPolicy of NVIDIA's network operator: `nodeagent config from sriovdp FILE` converts its "
-    "sriovDevicePlugin, `nodeagent config from rdma-shared FILE` its rdmaSharedDevicePlugin (docs/migration.md)",
+    "NicClusterPolicy": _NIC_POLICY,
+    "NicNodePolicy": _NIC_POLICY,
     "SriovNetworkNodePolicy": f"a policy of the SR-IOV network operator: {_SRIOV.format('sriov-operator')}",
 }
 _BY_KEYS = (

@@ -521,6 +521,22 @@ SHAPES: list[tuple[str, str, object, tuple[str, ...], int, str]] = [
         0,
         "    defaultRoute: always",
     ),
+    (
+        "NICs of AMD",
+        "sriovdp",
+        resource({"vendors": ["1dd8"], "devices": ["1003"], "drivers": ["ionic"], "isRdma": True}),
+        (),
+        0,
+        'devices: ["1002"]',
+    ),
+    (
+        "whole NICs of AMD",
+        "sriovdp",
+        resource({"vendors": ["1dd8"], "devices": ["1002"], "drivers": ["ionic"], "isRdma": True}),
+        (),
+        0,
+        "  driver: rdma",
+    ),
     ("by devices", "rdma-shared", {"configList": [{**SHARE, "devices": ["ib0"]}]}, (), 0, "  shares: 63"),
     ("several HCAs", "rdma-shared", shared({"vendors": ["15b3"]}), (), 1, "- kind: rdma"),
     ("shares of VFs", "rdma-shared", shared({"deviceIDs": ["1018"]}), (), 1, "# - kind: rdma"),
@@ -536,7 +552,7 @@ SHAPES: list[tuple[str, str, object, tuple[str, ...], int, str]] = [
         "in a NicClusterPolicy",
         "rdma-shared",
         {
-            "kind": "NicClusterPolicy",
+            "kind": "NicNodePolicy",
             "spec": {"rdmaSharedDevicePlugin": {"config": json.dumps(shared({"ifNames": ["ib0"]}))}},
         },
         (),
@@ -706,7 +722,9 @@ def test_nics_without_vfs_are_offered_whole_on_their_machine(
     assert not made.lost, made.remarks
     kinds = Offer(load(made.text(), name="out")).kinds(machine)
     assert [id_ for kind in kinds for devices in kind.devices(machine) for id_ in devices.ids] == names
-    assert {kind.resource for kind in kinds if list(kind.devices(machine))} == ({"intel.com/r"} if names else set())
+    assert {kind.resource for kind in kinds if list(kind.devices(machine))} == (
+        {"intel.com/r"} if names else set()
+    )
 
 
 def test_nics_with_and_without_vfs_are_no_one_entry() -> None:

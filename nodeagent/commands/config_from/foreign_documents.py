@@ -77,7 +77,8 @@ def of_config_map(fields: Fields, place: str, key: str | None) -> tuple[str, str
 
 
 class ListForm(NamedTuple):
-    """A configuration that is one list. ``part``: its section of a NicClusterPolicy of NVIDIA's network operator."""
+    """A configuration that is one list. ``part``: its section of a NicClusterPolicy or NicNodePolicy of NVIDIA's
+    network operator."""
 
     program: str
     key: str
@@ -85,8 +86,8 @@ class ListForm(NamedTuple):
 
 
 def listed_entries(name: str, text: str, key: str | None, form: ListForm) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of the lists in a file, in a ConfigMap or in a NicClusterPolicy, with their places. ``key``: of
-    a ConfigMap. Raises ``UnreadableFile``."""
+    """Yield the entries of the lists in a file, in a ConfigMap or in a policy, with their places. ``key``: of a
+    ConfigMap. Raises ``UnreadableFile``."""
     for outer, container in objects(text, name):
         where, fields = _inside(outer, container, key, form)
         lists = [value for written, value in fields.items() if str(written).lower() == form.key.lower()]
@@ -97,16 +98,16 @@ def listed_entries(name: str, text: str, key: str | None, form: ListForm) -> Ite
 
 
 def _inside(where: str, fields: Fields, key: str | None, form: ListForm) -> tuple[str, Fields]:
-    """Return the configuration in a ConfigMap or in a NicClusterPolicy."""
+    """Return the configuration in a ConfigMap or in a policy."""
     match fields.get("kind"):
         case "ConfigMap":
             inner, text = of_config_map(fields, where, key)
-        case "NicClusterPolicy":
+        case "NicClusterPolicy" | "NicNodePolicy" as kind:
             match fields.get("spec"):
                 case {form.part: {"config": str(text)}}:
                     inner = f"spec.{form.part}.config"
                 case _:
-                    raise UnreadableFile(f"{where}: the NicClusterPolicy has no spec.{form.part}.config")
+                    raise UnreadableFile(f"{where}: the {kind} has no spec.{form.part}.config")
         case _:
             return where, fields
     found = documents(text, f"{where}: {inner}")

@@ -34,8 +34,8 @@ _FORM = ListForm("k8s-rdma-shared-dev-plugin", "configList", "rdmaSharedDevicePl
 _VF_IDS = frozenset(device for _, device in VF_DEVICES)
 _SELECTORS = {"vendors": "vendors", "deviceIDs": "devices", "drivers": "drivers", "ifNames": "netdevs"}
 _ABOUT = (
-    "That program shares the NIC with the host's default route too (select.defaultRoute), and VFs, which are kind vf here. "
-    "Its pods also get the device nodes umad and issm; verbs and the RDMA connection manager need neither (umad: true)."
+    "That program shares the NIC with the host's default route too (select.defaultRoute), and VFs, which are kind vf "
+    "here. Its pods also get the device nodes umad and issm; verbs and the RDMA connection manager need neither (umad: true)."
 )
 
 
@@ -45,7 +45,8 @@ def draft_of_rdma_shared(files: Sequence[tuple[str, str]], prefix: str | None, k
     draft.about.append(_ABOUT)
     entries = [entry for name, text in files for entry in listed_entries(name, text, key, _FORM)]
     prefixes = [
-        own_prefix(fields, place, RDMA_SHARED_RESOURCE) or prefix or RDMA_SHARED_PREFIX for place, fields in entries
+        own_prefix(fields, place, RDMA_SHARED_RESOURCE) or prefix or RDMA_SHARED_PREFIX
+        for place, fields in entries
     ]
     choose_prefix(draft, prefixes, [place for place, _ in entries], prefix)
     names: set[str] = set()
@@ -64,7 +65,10 @@ def _add(draft: Draft, place: str, fields: Any, names: set[str]) -> None:
         draft.note(f"{place}.rdmaHcaMax", "0: that program offers no device of it")
         return
     if shares > SHARES_MAX:
-        draft.lose(f"{place}.rdmaHcaMax", f"{shares}: an HCA has at most {SHARES_MAX} shares here; no node has as many pods")
+        draft.lose(
+            f"{place}.rdmaHcaMax",
+            f"{shares}: an HCA has at most {SHARES_MAX} shares here; no node has as many pods",
+        )
     settings: dict[str, Any] = {
         "kind": "rdma",
         "name": name,
@@ -108,7 +112,9 @@ def _selected(draft: Draft, place: str, found: Fields) -> tuple[dict[str, Any], 
             f"{', '.join(of_vfs)}: the ID of VFs, and here PFs are shared. Each VF is a device of its own: kind vf with "
             "vfDriver: rdma",
         )
-    select: dict[str, Any] = {ours: list(dict.fromkeys(lists[key])) for key, ours in _SELECTORS.items() if lists[key]}
+    select: dict[str, Any] = {
+        ours: list(dict.fromkeys(lists[key])) for key, ours in _SELECTORS.items() if lists[key]
+    }
     for ours in ("netdevs", "drivers"):
         if ours in select:
             select[ours] = [glob_of(name) for name in select[ours]]

@@ -55,7 +55,9 @@ def draft_of_sriovdp(
     entries: list[tuple[str, Fields]] = []
     for name, text in files:
         entries += listed_entries(name, text, key, _FORM)
-    prefixes = [own_prefix(fields, place, SRIOVDP_RESOURCE) or prefix or SRIOVDP_PREFIX for place, fields in entries]
+    prefixes = [
+        own_prefix(fields, place, SRIOVDP_RESOURCE) or prefix or SRIOVDP_PREFIX for place, fields in entries
+    ]
     choose_prefix(draft, prefixes, [place for place, _ in entries], prefix)
     names: set[str] = set()
     for place, fields in entries:
