@@ -15,6 +15,7 @@ from nodeagent.config.config_files import FRAGMENT, fragment_folder, left_out
 from nodeagent.config.file_errors import ConfigError, FileError, FileErrors, HaltError, most_similar, quote
 from nodeagent.config.followed_configuration import configuration_files, read_at_start
 from nodeagent.config.merged_tree import ConfigText
+from nodeagent.config.setting import Settings
 from nodeagent.config.yaml_tree import locate, parse
 from nodeagent.controller_config import FabricConfig, read_fabric
 from nodeagent.fabric.topology_file import FabricTopology, Topology, load_topology
@@ -72,10 +73,11 @@ def _kind_by_keys(keys: Collection[object]) -> str | None:
     """The kind that has more of these settings than each other one. ``None``: no kind has."""
     from nodeagent.agent_config import Config
 
+    settings_of: tuple[type[Settings], ...] = (Config, FabricConfig, FabricTopology)
     counts = {
         kind: sum(field.encode_name in keys for field in fields(settings))
         - len({"apiVersion", "kind"} & {*keys})
-        for kind, settings in zip(_KINDS, (Config, FabricConfig, FabricTopology), strict=True)
+        for kind, settings in zip(_KINDS, settings_of, strict=True)
     }
     most = max(counts.values())
     found = [kind for kind, count in counts.items() if count == most > 0]

@@ -728,9 +728,10 @@ def test_nics_without_vfs_are_offered_whole_on_their_machine(
 
 
 def test_nics_with_and_without_vfs_are_no_one_entry() -> None:
-    functions = [*whole_nics().functions[:1], *(one for one in MACHINE.functions if one.parent != [*PFS][0])]
-    theirs = json.dumps(resource({"pciAddresses": [[*PFS][0], VFS[9].pci_address]}))
-    made = draft_of_sriovdp([("theirs", theirs)], None, None, machine_vfs(functions[:1] + functions[2:]))
+    whole, *others = MACHINE.functions
+    functions = [replace(whole, num_vfs=0), *(one for one in others if one.parent != whole.pci_address)]
+    theirs = json.dumps(resource({"pciAddresses": [whole.pci_address, VFS[9].pci_address]}))
+    made = draft_of_sriovdp([("theirs", theirs)], None, None, machine_vfs(functions))
     assert [remark.lost for remark in made.remarks] == [True, False]
     assert "is a NIC without VFs, beside VFs" in made.remarks[0].text
 

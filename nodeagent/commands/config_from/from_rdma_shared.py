@@ -35,7 +35,8 @@ _VF_IDS = frozenset(device for _, device in VF_DEVICES)
 _SELECTORS = {"vendors": "vendors", "deviceIDs": "devices", "drivers": "drivers", "ifNames": "netdevs"}
 _ABOUT = (
     "That program shares the NIC with the host's default route too (select.defaultRoute), and VFs, which are kind vf "
-    "here. Its pods also get the device nodes umad and issm; verbs and the RDMA connection manager need neither (umad: true)."
+    "here. Its pods also get the device nodes umad and issm; verbs and the RDMA connection manager need neither (umad: "
+    "true)."
 )
 
 
@@ -78,8 +79,8 @@ def _add(draft: Draft, place: str, fields: Any, names: set[str]) -> None:
     if why_off is None and len(select.get("netdevs", ())) != 1:
         draft.lose(
             f"{place}.selectors",
-            "where it selects several HCAs, a container there has all of them with one share, and here one HCA with each "
-            'share: write name: "rdma{rail}" for a resource of each HCA, and let pods ask for those that they need',
+            "where it selects several HCAs, a container there has all of them with one share, and here one HCA with "
+            'each share: write name: "rdma{rail}" for a resource of each HCA, and let pods ask for those that they need',
         )
     for other in draft.resources:
         if why_off is None and other.why_off is None and not are_apart(settings, other.settings):
@@ -109,8 +110,8 @@ def _selected(draft: Draft, place: str, found: Fields) -> tuple[dict[str, Any], 
         why_off = None if lists["deviceIDs"] else f"deviceIDs: {', '.join(of_vfs)} are the IDs of VFs"
         draft.lose(
             f"{place}.selectors.deviceIDs",
-            f"{', '.join(of_vfs)}: the ID of VFs, and here PFs are shared. Each VF is a device of its own: kind vf with "
-            "vfDriver: rdma",
+            f"{', '.join(of_vfs)}: the ID of VFs, and here PFs are shared. Each VF is a device of its own: kind vf "
+            "with vfDriver: rdma",
         )
     select: dict[str, Any] = {
         ours: list(dict.fromkeys(lists[key])) for key, ours in _SELECTORS.items() if lists[key]

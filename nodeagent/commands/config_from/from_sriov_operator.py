@@ -201,8 +201,8 @@ def _add_joined(draft: Draft, name: str, policies: Sequence[Policy]) -> None:
     if len(whole) > 1:
         draft.lose(
             f"{first.place}.spec.numVfs",
-            f"{quote(name)} has VFs of some policies and NICs without VFs (numVfs: 0) of others; give these a name of their "
-            "own, for an entry of kind nic",
+            f"{quote(name)} has VFs of some policies and NICs without VFs (numVfs: 0) of others; give these a name of "
+            "their own, for an entry of kind nic",
         )
     vhost = truth(first.fields.get("needVhostNet", "false"), f"{first.place}.spec.needVhostNet")
     add_resource(draft, " and ".join(policy.place for policy in policies), name, selection, vhost=vhost)

@@ -39,8 +39,8 @@ _DEVICE_TYPES = {
 }
 _FORM = ListForm("sriov-network-device-plugin", "resourceList", "sriovDevicePlugin")
 ROUTE = (
-    "The VFs of a NIC with the host's default route are not offered (select.defaultRoute); that program offers them. Nor "
-    "is a NIC of an entry of kind vf that has no VFs: where that program offers it, it is kind nic."
+    "The VFs of a NIC with the host's default route are not offered (select.defaultRoute); that program offers them. "
+    "Nor is a NIC of an entry of kind vf that has no VFs: where that program offers it, it is kind nic."
 )
 
 

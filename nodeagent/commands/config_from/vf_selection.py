@@ -29,8 +29,8 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Selector(msgspec.Struct, frozen=True, kw_only=True):
-    """One selector. ``devices`` are the IDs of functions, ``pf_devices`` those of PFs. ``whole``: it is for NICs without
-    VFs."""
+    """One selector. ``devices`` are the IDs of functions, ``pf_devices`` those of PFs. ``whole``: it is for NICs
+    without VFs."""
 
     vendors: Sequence[str] = ()
     devices: Sequence[str] = ()
@@ -180,8 +180,8 @@ def _by_address(
     if not (machine.places or machine.whole):
         made.refuse(
             "pciAddresses",
-            "it names VFs, or NICs without VFs, by address, and what these are is known on their node alone: convert it "
-            "there with --root /",
+            "it names VFs, or NICs without VFs, by address, and what these are is known on their node alone: convert "
+            "it there with --root /",
         )
         return None
     indexes: dict[str, list[int]] = {}
