@@ -80,7 +80,7 @@ def _add(draft: Draft, place: str, fields: Any, names: set[str]) -> None:
         draft.lose(
             f"{place}.selectors",
             "where it selects several HCAs, a container there has all of them with one share, and here one HCA with "
-            'each share: write name: "rdma{rail}" for a resource of each HCA, and let pods ask for those that they need',
+            'each share: write name: "rdma{rail}" for a resource of each HCA, and let pods ask for those they need',
         )
     for other in draft.resources:
         if why_off is None and other.why_off is None and not are_apart(settings, other.settings):
