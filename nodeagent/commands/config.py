@@ -24,7 +24,7 @@ from nodeagent.console.options import (
 if TYPE_CHECKING:
     from nodeagent.commands.config_from.draft import Draft
 
-CONVERTED_PROGRAMS = ("sriovdp", "sriov-operator", "nvidia")
+CONVERTED_PROGRAMS = ("sriovdp", "sriov-operator", "nvidia", "rdma-shared")
 """The programs whose configuration `config from` converts."""
 
 
@@ -82,8 +82,8 @@ def _add_from(parts: Any, formatter: Any) -> argparse.ArgumentParser:
         help="convert the configuration of another program, and name each key that is lost",
         description="Write a configuration that offers what another program offers, on stdout. Name each key without\n"
         "counterpart on stderr, why, and what to do. FILE is the program's configuration, a ConfigMap with it, a\n"
-        "NicClusterPolicy, or policies as kubectl prints them; - is standard input. The exit code is 1 if something\n"
-        "that was in use is lost, and 2 if a file cannot be read.",
+        "policy of NVIDIA's network operator, or policies as kubectl prints them; - is standard input. The exit\n"
+        "code is 1 if something that was in use is lost, and 2 if a file cannot be read.",
         formatter_class=formatter,
     )
     other.add_argument(
@@ -97,7 +97,7 @@ def _add_from(parts: Any, formatter: Any) -> argparse.ArgumentParser:
         "--prefix",
         metavar="NAME",
         help="the part of the resource names before the slash, where the file does not say it (default: intel.com of "
-        "sriovdp, openshift.io of sriov-operator)",
+        "sriovdp, openshift.io of sriov-operator, rdma of rdma-shared)",
     )
     other.add_argument("--key", metavar="KEY", help="the key of a ConfigMap that has several")
     other.add_argument(
@@ -178,6 +178,7 @@ def converted_text(
     Raises ``UnreadableFile``, ``ConfigError`` for settings that no entry has, ``SysfsError`` and ``Unanswered``."""
     from nodeagent.agent_config import check
     from nodeagent.commands.config_from.from_nvidia import draft_of_nvidia
+    from nodeagent.commands.config_from.from_rdma_shared import draft_of_rdma_shared
     from nodeagent.commands.config_from.from_sriov_operator import draft_of_policies
     from nodeagent.commands.config_from.from_sriovdp import draft_of_sriovdp
     from nodeagent.commands.config_from.vf_selection import NO_MACHINE, machine_vfs
@@ -191,6 +192,8 @@ def converted_text(
             draft = draft_of_sriovdp(files, prefix, key, machine)
         case "sriov-operator":
             draft = draft_of_policies(files, prefix, labels)
+        case "rdma-shared":
+            draft = draft_of_rdma_shared(files, prefix, key)
         case _:
             draft = draft_of_nvidia(files, memory_mib, key)
     while True:

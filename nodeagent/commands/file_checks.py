@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import fields
 
 from nodeagent.config.bounded_yaml import load_document
 from nodeagent.config.config_files import FRAGMENT, fragment_folder, left_out
 from nodeagent.config.file_errors import ConfigError, FileError, FileErrors, HaltError, most_similar, quote
 from nodeagent.config.followed_configuration import configuration_files, read_at_start
 from nodeagent.config.merged_tree import ConfigText
+from nodeagent.config.setting import Settings
 from nodeagent.config.yaml_tree import locate, parse
-from nodeagent.controller_config import read_fabric
-from nodeagent.fabric.topology_file import Topology, load_topology
+from nodeagent.controller_config import FabricConfig, read_fabric
+from nodeagent.fabric.topology_file import FabricTopology, Topology, load_topology
 from nodeagent.health.cabling import PlanError, of_node
 from nodeagent.sources.cabling_plan import LIMITS
 
@@ -43,9 +47,9 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
     documents = [_document(file.text) for file in files]
     document = next((one for one in documents if "kind" in one), documents[0])
     kind = document.get("kind")
-    if isinstance(kind, str) and kind not in _KINDS:
-        meant = most_similar(kind, _KINDS)
-        if meant is None:
+    if kind is None or (isinstance(kind, str) and kind not in _KINDS):
+        meant = _kind_by_keys({*chain(*documents)}) or (None if kind is None else most_similar(kind, _KINDS))
+        if meant is None and kind is not None:
             raise _of_another_kind(text, kind, str(path))
         kind = meant
     if kind == "FabricConfig":
@@ -63,6 +67,21 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
     agent, remarks, unchecked = listing.check_text(files, root, name=str(path))
     content = [f"{len(agent.resources)} resources configured", *_of_fragments(files)]
     return CheckedFile(", ".join(content), (*remarks, *_left_out(path)), unchecked)
+
+
+def _kind_by_keys(keys: Collection[object]) -> str | None:
+    """The kind that has more of these settings than each other one. ``None``: no kind has."""
+    from nodeagent.agent_config import Config
+
+    settings_of: tuple[type[Settings], ...] = (Config, FabricConfig, FabricTopology)
+    counts = {
+        kind: sum(field.encode_name in keys for field in fields(settings))
+        - len({"apiVersion", "kind"} & {*keys})
+        for kind, settings in zip(_KINDS, settings_of, strict=True)
+    }
+    most = max(counts.values())
+    found = [kind for kind, count in counts.items() if count == most > 0]
+    return found[0] if len(found) == 1 else None
 
 
 def _of_fragments(files: ConfigText) -> Iterator[str]:

@@ -9,8 +9,14 @@ _SRIOV = "`nodeagent config from {} FILE` converts it (docs/migration.md#sriov-n
 _NVIDIA = (
     "`nodeagent config from nvidia FILE` converts it (docs/migration.md#nvidia-device-plugin-nvidiacomgpu)"
 )
+_NIC_POLICY = (
+    "a policy of NVIDIA's network operator: `nodeagent config from sriovdp FILE` converts its sriovDevicePlugin, "
+    "`nodeagent config from rdma-shared FILE` its rdmaSharedDevicePlugin (docs/migration.md#convert-the-configuration)"
+)
 _BY_KIND = {
     "ConfigMap": "a ConfigMap: give the text of its key alone, as kubectl get configmap NAME -o jsonpath prints it",
+    "NicClusterPolicy": _NIC_POLICY,
+    "NicNodePolicy": _NIC_POLICY,
     "SriovNetworkNodePolicy": f"a policy of the SR-IOV network operator: {_SRIOV.format('sriov-operator')}",
 }
 _BY_KEYS = (
@@ -19,7 +25,7 @@ _BY_KEYS = (
     ({"version", "flags"}, f"the configuration of NVIDIA's device plugin: {_NVIDIA}"),
     (
         {"configList"},
-        "the configuration of k8s-rdma-shared-dev-plugin: here it is kind rdma "
+        "the configuration of k8s-rdma-shared-dev-plugin: `nodeagent config from rdma-shared FILE` converts it "
         "(docs/migration.md#k8s-rdma-shared-dev-plugin)",
     ),
 )

@@ -128,13 +128,15 @@ class ApiClient:
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
+        cached: bool = False,
     ) -> Listing[T]:
         """All objects, page by page. ``namespace`` ``None`` is all namespaces. ``labels`` and ``fields`` are
-        selectors. An expired continue token starts the list again."""
+        selectors. An expired continue token starts the list again. ``cached``: from the API server's memory, in one
+        page and perhaps some seconds old, without a read of etcd (``resourceVersion=0``)."""
         items: list[T] = []
         take, restart = items.append, items.clear
         version = await self.list_each(
-            resource, take, restart, namespace=namespace, labels=labels, fields=fields
+            resource, take, restart, namespace=namespace, labels=labels, fields=fields, cached=cached
         )
         return Listing(items, version)
 
@@ -147,17 +149,18 @@ class ApiClient:
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
+        cached: bool = False,
     ) -> str:
         """List without keeping the objects: at most one page of them exists at a time.
 
         ``take`` receives each object. ``restart`` is called when the list starts again: drop what was taken. Returns
-        the version from which to watch.
+        the version from which to watch. ``cached``: see ``list``.
         """
         restarts, token, count, limit = 0, "", 0, PAGE_OBJECTS
         for _ in range(answer_bounds.PAGES_MAX):
             query = _selected(labels, fields)
             query |= {"limit": str(limit)} if limit else {}
-            query |= {"continue": token} if token else {}
+            query |= {"continue": token} if token else {"resourceVersion": "0"} if cached else {}
             request = self._request("list", "GET", resource, namespace, query=query)
             try:
                 body = await self._send(request)

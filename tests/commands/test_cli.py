@@ -655,6 +655,26 @@ def test_every_file_that_a_daemon_reads_has_its_faults_named(
     assert fault in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("content", "must_be"),
+    [
+        ("resourcePrefix: x\nresources: []\n", "NodeAgentConfig"),
+        ("outputs: [labels]\ntiers: []\n", "FabricConfig"),
+        ("outputs: [labels]\nrails: {}\n", "FabricConfig"),
+        ("switches: [{name: leaf1}]\ngroups: []\n", "FabricTopology"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["kind: Config\n", "kind: FabrikConfg\n", "kind: Pod\n", ""])
+def test_a_file_with_a_wrong_kind_is_what_its_keys_are(
+    kind: str, content: str, must_be: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.yaml").write_text(f"apiVersion: nodeagent.io/v1alpha1\n{kind}{content}")
+    assert main(["config", "check", str(tmp_path / "file.yaml")]) == 1
+    faults = [line for line in capsys.readouterr().err.splitlines() if "kind:" in line]
+    assert len(faults) == 1
+    assert must_be in faults[0]
+
+
 @pytest.mark.parametrize("kind", ["DaemonSet", "ConfigMap", "List"])
 def test_a_file_of_another_kind_has_one_fault_that_names_the_kinds(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -226,6 +226,13 @@ def config_map(content: Any, **more: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.json": json.dumps(content), **more}}
 
 
+SHARE: dict[str, Any] = {"resourceName": "a", "rdmaHcaMax": 63}
+
+
+def shared(selectors: Any, **more: Any) -> dict[str, Any]:
+    return {"configList": [{**SHARE, "selectors": selectors, **more}]}
+
+
 SHARED = {"name": "nvidia.com/gpu", "replicas": 4}
 MEMORY = ("--gpu-memory", "81559")
 SHAPES: list[tuple[str, str, object, tuple[str, ...], int, str]] = [
@@ -490,6 +497,82 @@ SHAPES: list[tuple[str, str, object, tuple[str, ...], int, str]] = [
         '  name: "mig-{profile}"',
     ),
     (
+        "NICs without VFs by the ID of PFs",
+        "sriovdp",
+        resource({"vendors": ["15b3"], "devices": ["1021"], "drivers": ["mlx5_core"], "isRdma": True}),
+        (),
+        0,
+        "- kind: nic",
+    ),
+    (
+        "a PF's ID beside one of VFs",
+        "sriovdp",
+        resource({"vendors": ["15b3"], "devices": ["1021", "101e"]}),
+        (),
+        1,
+        "- kind: vf",
+    ),
+    ("a policy without VFs", "sriov-operator", policy({"pfNames": ["a"]}, numVfs=0), (), 0, "- kind: nic"),
+    (
+        "an HCA for many",
+        "rdma-shared",
+        config_map(shared({"ifNames": ["ens1f0"]}, resourcePrefix="example.com")),
+        (),
+        0,
+        "    defaultRoute: always",
+    ),
+    (
+        "NICs of AMD",
+        "sriovdp",
+        resource({"vendors": ["1dd8"], "devices": ["1003"], "drivers": ["ionic"], "isRdma": True}),
+        (),
+        0,
+        'devices: ["1002"]',
+    ),
+    (
+        "whole NICs of AMD",
+        "sriovdp",
+        resource({"vendors": ["1dd8"], "devices": ["1002"], "drivers": ["ionic"], "isRdma": True}),
+        (),
+        0,
+        "  driver: rdma",
+    ),
+    ("by devices", "rdma-shared", {"configList": [{**SHARE, "devices": ["ib0"]}]}, (), 0, "  shares: 63"),
+    ("several HCAs", "rdma-shared", shared({"vendors": ["15b3"]}), (), 1, "- kind: rdma"),
+    ("shares of VFs", "rdma-shared", shared({"deviceIDs": ["1018"]}), (), 1, "# - kind: rdma"),
+    (
+        "more shares than pods",
+        "rdma-shared",
+        shared({"ifNames": ["ib0"], "linkTypes": ["infiniband"]}, rdmaHcaMax=2000),
+        (),
+        1,
+        "  shares: 1000",
+    ),
+    (
+        "in a NicClusterPolicy",
+        "rdma-shared",
+        {
+            "kind": "NicNodePolicy",
+            "spec": {"rdmaSharedDevicePlugin": {"config": json.dumps(shared({"ifNames": ["ib0"]}))}},
+        },
+        (),
+        0,
+        "resourcePrefix: rdma",
+    ),
+    (
+        "one HCA in two resources",
+        "rdma-shared",
+        {
+            "configList": [
+                {**SHARE, "devices": ["ib0"]},
+                {**SHARE, "resourceName": "b", "selectors": {"ifNames": ["ib0"]}},
+            ]
+        },
+        (),
+        2,
+        "- kind: rdma",
+    ),
+    (
         "GDS and IMEX",
         "nvidia",
         {
@@ -609,6 +692,56 @@ def test_an_id_of_vfs_that_no_table_has_is_that_of_this_machine() -> None:
     machine = machine_vfs([replace(one, device="9999") if one.parent else one for one in MACHINE.functions])
     made = draft_of_sriovdp([("f", json.dumps(resource({"devices": ["9999"]})))], None, None, machine)
     assert (made.lost, made.resources[0].settings["select"]) == (False, {"devices": ["1021", "158b"]})
+
+
+# NICs without VFs: that plugin offers them as it does VFs.
+
+
+def whole_nics() -> Snapshot:
+    """The PFs of ``MACHINE``, without VFs."""
+    return replace(MACHINE, functions=tuple(replace(pf, num_vfs=0) for pf in PFS.values()))
+
+
+@pytest.mark.parametrize(
+    ("selector", "names"),
+    [
+        ({"pciAddresses": [*PFS][:2]}, [*PFS][:2]),
+        ({"vendors": ["15b3"], "isRdma": True}, [*PFS][:4]),
+        ({"vendors": ["8086"], "devices": ["158b"], "drivers": ["i40e"]}, [*PFS][4:]),
+        ({"pfNames": ["enp1s0"], "linkTypes": ["ether"]}, [*PFS][1:2]),
+        ({"rootDevices": [*PFS][:2], "pciAddresses": [*PFS][1:3]}, [*PFS][1:2]),
+        ({"drivers": ["vfio-pci"]}, []),
+    ],
+)
+def test_nics_without_vfs_are_offered_whole_on_their_machine(
+    selector: Mapping[str, Any], names: list[str]
+) -> None:
+    machine = whole_nics()
+    theirs = json.dumps(resource(selector))
+    made = draft_of_sriovdp([("theirs", theirs)], None, None, machine_vfs(machine.functions))
+    assert not made.lost, made.remarks
+    kinds = Offer(load(made.text(), name="out")).kinds(machine)
+    assert [id_ for kind in kinds for devices in kind.devices(machine) for id_ in devices.ids] == names
+    assert {kind.resource for kind in kinds if list(kind.devices(machine))} == (
+        {"intel.com/r"} if names else set()
+    )
+
+
+def test_nics_with_and_without_vfs_are_no_one_entry() -> None:
+    whole, *others = MACHINE.functions
+    functions = [replace(whole, num_vfs=0), *(one for one in others if one.parent != whole.pci_address)]
+    theirs = json.dumps(resource({"pciAddresses": [whole.pci_address, VFS[9].pci_address]}))
+    made = draft_of_sriovdp([("theirs", theirs)], None, None, machine_vfs(functions))
+    assert [remark.lost for remark in made.remarks] == [True, False]
+    assert "is a NIC without VFs, beside VFs" in made.remarks[0].text
+
+
+def test_shares_of_one_hca_are_as_many_as_there(convert: Any) -> None:
+    made = convert("rdma-shared", shared({"ifNames": [NETDEVS[1]]}, resourcePrefix="nvidia.com"))
+    machine = replace(MACHINE, paths=WITH_DRIVER)
+    (kind,) = Offer(load(made.text, name="out")).kinds(machine)
+    assert (made.code, kind.resource) == (0, "nvidia.com/a")
+    assert [(devices.parent, len(devices.ids)) for devices in kind.devices(machine)] == [([*PFS][1], 63)]
 
 
 # The operator.
@@ -736,6 +869,9 @@ BAD: dict[str, tuple[str, str]] = {
         "version: v1\nsharing: {timeSlicing: &way {resources: [{name: gpu, replicas: 2}]}, mps: *way}\n",
     ),
     "a wrong strategy": ("nvidia", "version: v1\nflags: {plugin: {deviceListStrategy: [x]}}\n"),
+    "shares of nothing": ("rdma-shared", json.dumps(shared({}))),
+    "shares twice named": ("rdma-shared", json.dumps(shared({"ifNames": ["a"]}, devices=["a"]))),
+    "shares of another program": ("rdma-shared", '{"resourceList": []}'),
     "a policy without a name": ("sriov-operator", json.dumps(policy({"pfNames": ["a"]}, resourceName=""))),
     "a count that is no number": ("sriov-operator", json.dumps(policy({"pfNames": ["a"]}, numVfs="many"))),
     "a policy for another link": ("sriov-operator", json.dumps(policy({"pfNames": ["a"]}, linkType="fc"))),

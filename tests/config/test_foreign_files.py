@@ -71,7 +71,14 @@ def test_a_netdev_with_a_number_sign_is_a_name_like_others() -> None:
             "version: v1\nflags: {migStrategy: none}\n",
             f"NVIDIA's device plugin: `nodeagent config from nvidia FILE` converts it ({PAGE}nvidia-device-plugin-",
         ),
-        ("configList: []\n", "k8s-rdma-shared-dev-plugin"),
+        (
+            "configList: []\n",
+            "k8s-rdma-shared-dev-plugin: `nodeagent config from rdma-shared FILE` converts it",
+        ),
+        (
+            "kind: NicClusterPolicy\nspec: {}\n",
+            "`nodeagent config from rdma-shared FILE` its rdmaSharedDevicePlugin",
+        ),
         (
             "kind: SriovNetworkNodePolicy\nspec: {}\n",
             f"the SR-IOV network operator: `nodeagent config from sriov-operator FILE` converts it ({PAGE}sriov-",

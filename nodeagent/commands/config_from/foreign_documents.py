@@ -7,7 +7,7 @@ the JSON of Go is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeagent.config.bounded_yaml import Limits, bounded_events
 from nodeagent.config.file_errors import did_you_mean, quote
@@ -74,6 +74,46 @@ def of_config_map(fields: Fields, place: str, key: str | None) -> tuple[str, str
     if len(texts) != 1:
         raise UnreadableFile(f"{place}: the ConfigMap has {len(texts)} keys; choose one with --key: {names}")
     return next(iter(texts.items()))
+
+
+class ListForm(NamedTuple):
+    """A configuration that is one list. ``part``: its section of a NicClusterPolicy or NicNodePolicy of NVIDIA's
+    network operator."""
+
+    program: str
+    key: str
+    part: str
+
+
+def listed_entries(name: str, text: str, key: str | None, form: ListForm) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of the lists in a file, in a ConfigMap or in a policy, with their places. ``key``: of a
+    ConfigMap. Raises ``UnreadableFile``."""
+    for outer, container in objects(text, name):
+        where, fields = _inside(outer, container, key, form)
+        lists = [value for written, value in fields.items() if str(written).lower() == form.key.lower()]
+        if not lists or not isinstance(lists[-1], list):
+            raise UnreadableFile(f"{where}: no {form.key}; this is not a configuration of {form.program}")
+        for i, entry in enumerate(lists[-1]):
+            yield f"{where}: {form.key}[{i}]", entry
+
+
+def _inside(where: str, fields: Fields, key: str | None, form: ListForm) -> tuple[str, Fields]:
+    """Return the configuration in a ConfigMap or in a policy."""
+    match fields.get("kind"):
+        case "ConfigMap":
+            inner, text = of_config_map(fields, where, key)
+        case "NicClusterPolicy" | "NicNodePolicy" as kind:
+            match fields.get("spec"):
+                case {form.part: {"config": str(text)}}:
+                    inner = f"spec.{form.part}.config"
+                case _:
+                    raise UnreadableFile(f"{where}: the {kind} has no spec.{form.part}.config")
+        case _:
+            return where, fields
+    found = documents(text, f"{where}: {inner}")
+    if len(found) != 1 or not isinstance(found[0], dict):
+        raise UnreadableFile(f"{where}: {inner} has no configuration with {form.key}")
+    return f"{where}: {inner}", found[0]
 
 
 def known(fields: Any, place: str, keys: Mapping[str, str]) -> tuple[Fields, list[tuple[str, str]]]:

@@ -3,7 +3,8 @@
 ``HAS_COUNTERPART``: the key has a counterpart, or means nothing here. Any other text is the reason why it is lost, and
 the remedy.
 sriov-network-device-plugin 40b6f507 (pkg/types/types.go), sriov-network-operator 249e2001
-(api/v1/sriovnetworknodepolicy_types.go), k8s-device-plugin 1b826acc (api/config/v1).
+(api/v1/sriovnetworknodepolicy_types.go), k8s-device-plugin 1b826acc (api/config/v1), k8s-rdma-shared-dev-plugin
+410b0f32 (pkg/types/types.go).
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ SRIOV_NIC_SELECTOR: Mapping[str, str] = {
 }
 _DEVICE_NODES = (
     "the agent passes on the GPU's own device nodes; mount {} in the pod, or give them by a CDI spec of yours"
+)
+RDMA_SHARED_RESOURCE: Mapping[str, str] = dict.fromkeys(
+    ("resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors"), HAS_COUNTERPART
+)
+RDMA_SHARED_SELECTORS: Mapping[str, str] = dict.fromkeys(
+    ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes"), HAS_COUNTERPART
 )
 NVIDIA_TOP: Mapping[str, str] = dict.fromkeys(
     ("version", "flags", "resources", "sharing", "imex"), HAS_COUNTERPART
@@ -144,6 +151,7 @@ VF_DEVICES: Mapping[tuple[str, str], tuple[str, ...]] = {
         *("154f", "154a", "1558"),
     ),
     ("8086", "10ca"): ("10c9",),
+    ("1dd8", "1003"): ("1002",),
     ("15b3", "1014"): ("1013",),
     ("15b3", "1016"): ("1015",),
     ("15b3", "1018"): ("1017",),
@@ -155,8 +163,8 @@ VF_DEVICES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("1077", "1664"): ("1654",),
 }
 """Vendor and device ID of VFs → the device IDs of the PFs that have them: the operator's supported-nic-ids
-(deployment/sriov-network-operator-chart/templates/configmap.yaml), and for 82599 and X540 Linux'
-drivers/net/ethernet/intel/ixgbe/ixgbe_type.h."""
+(deployment/sriov-network-operator-chart/templates/configmap.yaml), and for 82599, X540 and AMD's Pensando cards Linux'
+drivers/net/ethernet/intel/ixgbe/ixgbe_type.h and drivers/net/ethernet/pensando/ionic/ionic.h."""
 
 VF_DRIVERS: Mapping[str, tuple[str, ...]] = {
     "iavf": ("i40e", "ice"),
@@ -167,6 +175,7 @@ VF_DRIVERS: Mapping[str, tuple[str, ...]] = {
     "mlx4_core": ("mlx4_core",),
     "bnxt_en": ("bnxt_en",),
     "qede": ("qede",),
+    "ionic": ("ionic",),
 }
 """A network driver of VFs → those of their PFs."""
 

@@ -166,8 +166,8 @@ def _unsafe(policy: Policy) -> str | None:
     return None
 
 
-def _joined(policies: Sequence[Policy]) -> Selector:
-    """Join each list of policies with one resource name, as the operator does."""
+def _joined(policies: Sequence[Policy], *, whole: bool) -> Selector:
+    """Join each list of policies with one resource name, as the operator does. ``whole``: they make no VFs."""
     selectors = [_selector(policy) for policy in policies]
 
     def all_of(field: str) -> list[str]:
@@ -182,13 +182,14 @@ def _joined(policies: Sequence[Policy]) -> Selector:
         root_devices=all_of("root_devices"),
         link_types=all_of("link_types"),
         is_rdma=selectors[0].is_rdma,
+        whole=whole,
     )
 
 
 def _add_joined(draft: Draft, name: str, policies: Sequence[Policy]) -> None:
     first = policies[0]
-    count = whole_number(first.fields.get("numVfs", "0"), f"{first.place}.spec.numVfs")
-    selection = select_vfs(_joined(policies))
+    whole = {_count(policy) == 0 for policy in policies}
+    selection = select_vfs(_joined(policies, whole=whole == {True}))
     for key, why in selection.lost:
         draft.lose(f"{first.place}.spec.nicSelector.{key}", why)
     for key, text in selection.notes:
@@ -197,19 +198,23 @@ def _add_joined(draft: Draft, name: str, policies: Sequence[Policy]) -> None:
         selection.unsafe = selection.unsafe or _unsafe(policy)
         if not (policy.nic.keys() & {"vendor", "deviceID", "rootDevices", "pfNames", "netFilter"}):
             draft.lose(f"{policy.place}.spec.nicSelector", "it selects no NIC by a key; name the PFs")
-    if count == 0:
+    if len(whole) > 1:
         draft.lose(
             f"{first.place}.spec.numVfs",
-            "0: the NIC itself is the device there; nodeagent offers VFs, and no whole NIC",
+            f"{quote(name)} has VFs of some policies and NICs without VFs (numVfs: 0) of others; give these a name of "
+            "their own, for an entry of kind nic",
         )
-        selection.unsafe = selection.unsafe or "numVfs is 0: nodeagent offers no whole NIC"
     vhost = truth(first.fields.get("needVhostNet", "false"), f"{first.place}.spec.needVhostNet")
     add_resource(draft, " and ".join(policy.place for policy in policies), name, selection, vhost=vhost)
 
 
+def _count(policy: Policy) -> int:
+    return whole_number(policy.fields.get("numVfs", "0"), f"{policy.place}.spec.numVfs")
+
+
 def _add_vfs(draft: Draft, policy: Policy) -> None:
     place, fields = f"{policy.place}.spec", policy.fields
-    count = whole_number(fields.get("numVfs", "0"), f"{place}.numVfs")
+    count = _count(policy)
     if truth(fields.get("externallyManaged", "false"), f"{place}.externallyManaged"):
         draft.note(f"{place}.externallyManaged", "no entry of vfs: something else creates these VFs")
         return

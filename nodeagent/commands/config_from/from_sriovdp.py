@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeagent.commands.config_from.draft import Draft, DraftEntry
 from nodeagent.commands.config_from.foreign_documents import (
     Fields,
+    ListForm,
     UnreadableFile,
-    documents,
     foreign_text,
     in_use,
     known,
-    objects,
-    of_config_map,
+    listed_entries,
     texts,
     truth,
 )
@@ -38,9 +37,10 @@ _DEVICE_TYPES = {
     "accelerator": "nodeagent offers no accelerators but NVIDIA's GPUs; keep that plugin for them, with other names",
     "auxnetdevice": "nodeagent offers no sub-functions; keep that plugin for them, with other names",
 }
+_FORM = ListForm("sriov-network-device-plugin", "resourceList", "sriovDevicePlugin")
 ROUTE = (
-    "The VFs of a NIC with the host's default route are not offered (select.defaultRoute); that program offers them. A "
-    "NIC that has no VFs is not offered itself."
+    "The VFs of a NIC with the host's default route are not offered (select.defaultRoute); that program offers them. "
+    "Nor is a NIC of an entry of kind vf that has no VFs: where that program offers it, it is kind nic."
 )
 
 
@@ -54,8 +54,10 @@ def draft_of_sriovdp(
     draft.about.append(ROUTE)
     entries: list[tuple[str, Fields]] = []
     for name, text in files:
-        entries += _resources(name, text, key)
-    prefixes = [_prefix(fields, place) or prefix or SRIOVDP_PREFIX for place, fields in entries]
+        entries += listed_entries(name, text, key, _FORM)
+    prefixes = [
+        own_prefix(fields, place, SRIOVDP_RESOURCE) or prefix or SRIOVDP_PREFIX for place, fields in entries
+    ]
     choose_prefix(draft, prefixes, [place for place, _ in entries], prefix)
     names: set[str] = set()
     for place, fields in entries:
@@ -100,47 +102,20 @@ def keep_apart(draft: Draft) -> None:
 def _excluded(entry: DraftEntry, first: DraftEntry) -> bool:
     """Leave the PFs of ``first`` out of ``entry``, where that leaves out what ``first`` selects and nothing else."""
     keys = list(first.settings.get("select", {}))
-    driver = first.settings.get("vfDriver", "any")
+    of_kind = "driver" if first.settings["kind"] == "nic" else "vfDriver"
+    driver = first.settings.get(of_kind, "any")
     if keys not in (["netdevs"], ["pciAddresses"]):
         return False
-    if driver not in ("any", entry.settings.get("vfDriver", "any")):
+    if driver not in ("any", entry.settings.get(of_kind, "any")):
         return False
     select = entry.settings.setdefault("select", {})
     select["exclude"] = list(dict.fromkeys([*select.get("exclude", []), *first.settings["select"][keys[0]]]))
     return True
 
 
-def _resources(name: str, text: str, key: str | None) -> Iterator[tuple[str, Fields]]:
-    for outer, container in objects(text, name):
-        where, fields = _inside(outer, container, key)
-        lists = [value for written, value in fields.items() if str(written).lower() == "resourcelist"]
-        if not lists or not isinstance(lists[-1], list):
-            raise UnreadableFile(
-                f"{where}: no resourceList; this is not a configuration of sriov-network-device-plugin"
-            )
-        for i, entry in enumerate(lists[-1]):
-            yield f"{where}: resourceList[{i}]", entry
-
-
-def _inside(where: str, fields: Fields, key: str | None) -> tuple[str, Fields]:
-    """Return the configuration in a ConfigMap, or in a NicClusterPolicy of NVIDIA's network operator."""
-    match fields:
-        case {"kind": "ConfigMap"}:
-            inner, text = of_config_map(fields, where, key)
-        case {"kind": "NicClusterPolicy", "spec": {"sriovDevicePlugin": {"config": str(text)}}}:
-            inner = "spec.sriovDevicePlugin.config"
-        case {"kind": "NicClusterPolicy"}:
-            raise UnreadableFile(f"{where}: the NicClusterPolicy has no spec.sriovDevicePlugin.config")
-        case _:
-            return where, fields
-    found = documents(text, f"{where}: {inner}")
-    if len(found) != 1 or not isinstance(found[0], dict):
-        raise UnreadableFile(f"{where}: {inner} has no configuration with resourceList")
-    return f"{where}: {inner}", found[0]
-
-
-def _prefix(fields: Any, place: str) -> str | None:
-    found, _ = known(fields, place, SRIOVDP_RESOURCE)
+def own_prefix(fields: Any, place: str, keys: Mapping[str, str]) -> str | None:
+    """The ``resourcePrefix`` of an entry with these keys. Raises ``UnreadableFile``."""
+    found, _ = known(fields, place, keys)
     prefix = (
         foreign_text(found["resourcePrefix"], f"{place}.resourcePrefix") if "resourcePrefix" in found else ""
     )
@@ -198,12 +173,12 @@ def resource_name(found: Fields, place: str, names: set[str]) -> str:
 
 
 def add_resource(draft: Draft, place: str, name: str, selection: PfSelection, *, vhost: bool) -> None:
-    """Add an entry of kind vf, as a comment where its selection would take in more than that program's."""
-    settings: dict[str, Any] = {"kind": "vf", "name": name}
+    """Add an entry of kind vf or nic, as a comment where its selection would take in more than that program's."""
+    settings: dict[str, Any] = {"kind": "nic" if selection.whole else "vf", "name": name}
     if selection.select:
         settings["select"] = selection.select
     if selection.vf_driver != "any":
-        settings["vfDriver"] = selection.vf_driver
+        settings["driver" if selection.whole else "vfDriver"] = selection.vf_driver
     if vhost:
         settings["vhostNet"] = True
     why_off = selection.unsafe

@@ -1,7 +1,8 @@
 """A selector of sriov-network-device-plugin → ``select`` of ours, exactly or not at all. Pure.
 
-Its selectors match functions, ours match PFs whose VFs are offered. The SR-IOV operator writes selectors for that
-plugin, so its policies come through here too.
+Its selectors match functions: VFs, and PFs that have none. Ours match PFs, and the kind of the entry says whether their
+VFs are offered (``vf``) or they themselves (``nic``). The SR-IOV operator writes selectors for that plugin, so its
+policies come through here too.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ _ADDRESS = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 _INDEXES = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*")
 _LINK_TYPES = {"ether": "ethernet", "infiniband": "infiniband"}
 _PF_DEVICES = frozenset(pf for pfs in VF_DEVICES.values() for pf in pfs)
-_WHOLE = "nodeagent offers VFs, and no whole NIC: create VFs (vfs), or keep that plugin for this NIC"
+_WHOLE = "the ID of a PF beside IDs of VFs; a NIC without VFs is an entry of kind nic, with a name of its own"
 
 Ranges = tuple[tuple[int, int], ...]
 
 
 class Selector(msgspec.Struct, frozen=True, kw_only=True):
-    """One selector. ``devices`` are the IDs of VFs, ``pf_devices`` those of PFs."""
+    """One selector. ``devices`` are the IDs of functions, ``pf_devices`` those of PFs. ``whole``: it is for NICs
+    without VFs."""
 
     vendors: Sequence[str] = ()
     devices: Sequence[str] = ()
@@ -39,17 +41,20 @@ class Selector(msgspec.Struct, frozen=True, kw_only=True):
     root_devices: Sequence[str] = ()
     link_types: Sequence[str] = ()
     is_rdma: bool = False
+    whole: bool = False
 
 
 class MachineVfs(NamedTuple):
-    """The VFs of a machine: PF and index of each, by address; and the device IDs of the PFs whose VFs have an ID."""
+    """The VFs of a machine: PF and index of each, by address; the device IDs of the PFs whose VFs have an ID; and the
+    addresses of NICs without VFs."""
 
     places: Mapping[str, tuple[str, int]]
     pf_devices: Mapping[str, tuple[str, ...]]
+    whole: frozenset[str] = frozenset()
 
 
 def machine_vfs(functions: Iterable[Function]) -> MachineVfs:
-    """Return the VFs among the functions of a machine whose PF and index are known."""
+    """Return the VFs among the functions of a machine whose PF and index are known, and the NICs without VFs."""
     devices = {function.pci_address: function.device for function in functions if function.parent is None}
     places: dict[str, tuple[str, int]] = {}
     of_ids: dict[str, list[str]] = {}
@@ -57,16 +62,19 @@ def machine_vfs(functions: Iterable[Function]) -> MachineVfs:
         if vf.parent in devices and vf.vf_index is not None:
             places[vf.pci_address] = (vf.parent, vf.vf_index)
             of_ids.setdefault(vf.device, []).append(devices[vf.parent])
-    return MachineVfs(places, {vf: tuple(_unique(pfs)) for vf, pfs in of_ids.items()})
+    whole = devices.keys() - {pf for pf, _ in places.values()}
+    return MachineVfs(places, {vf: tuple(_unique(pfs)) for vf, pfs in of_ids.items()}, frozenset(whole))
 
 
 NO_MACHINE = MachineVfs({}, {})
 
 
 class PfSelection:
-    """A selector in our words. ``lost``: for each key that is lost, why; ``unsafe``: without it more is selected."""
+    """A selector in our words. ``lost``: for each key that is lost, why; ``unsafe``: without it more is selected.
+    ``whole``: it is for NICs without VFs, kind nic."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = False) -> None:
+        self.whole = whole
         self.select: dict[str, Any] = {}
         self.vf_driver = "any"
         self.lost: list[tuple[str, str]] = []
@@ -80,7 +88,7 @@ class PfSelection:
 
 def select_vfs(selector: Selector, machine: MachineVfs = NO_MACHINE) -> PfSelection:
     """Return the selection of VFs that equals a selector, on every machine or on this one."""
-    made = PfSelection()
+    made = PfSelection(whole=_is_whole(selector, machine))
     if selector.vendors:
         made.select["vendors"] = _unique(vendor.lower().removeprefix("0x") for vendor in selector.vendors)
     _set_devices(selector, made, machine)
@@ -88,33 +96,44 @@ def select_vfs(selector: Selector, machine: MachineVfs = NO_MACHINE) -> PfSelect
     names = _by_ranges(selector.pf_names, "pfNames", made)
     roots = _by_ranges(selector.root_devices, "rootDevices", made)
     if names is not None and names[1]:
-        made.select["netdevs"] = [re.sub(r"([*?[])", r"[\1]", name) for name in names[1]]
+        made.select["netdevs"] = [glob_of(name) for name in names[1]]
     if roots is not None and roots[1]:
         made.select["pciAddresses"] = [_address(address, made) for address in roots[1]]
     own = _by_address(selector, machine, made)
     _set_indexes([found[0] for found in (names, roots, own) if found is not None], made)
     if selector.link_types:
-        types = [_LINK_TYPES.get(kind.lower()) for kind in selector.link_types]
-        if None in types:
+        types = our_link_types(selector.link_types)
+        if types is None:
             made.refuse(
                 "linkTypes", f"{quote(','.join(selector.link_types))}: nodeagent knows ether and infiniband"
             )
         else:
-            made.select["linkTypes"] = _unique(kind for kind in types if kind is not None)
+            made.select["linkTypes"] = types
     return made
+
+
+def glob_of(name: str) -> str:
+    """Return the glob that matches this name alone."""
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def our_link_types(words: Sequence[str]) -> list[str] | None:
+    """Return link types in our words; ``None`` if one has no counterpart."""
+    types = [_LINK_TYPES.get(word.lower()) for word in words]
+    return None if None in types else _unique(word for word in types if word is not None)
 
 
 def joined_selection(selections: Sequence[PfSelection]) -> PfSelection | None:
     """Return one selection of what any of them selects, or ``None`` where one entry cannot say that."""
     first = selections[0]
-    result = PfSelection()
+    result = PfSelection(whole=first.whole)
     result.select, result.vf_driver = dict(first.select), first.vf_driver
     differing: str | None = None
     for other in selections[1:]:
         keys = [
             key for key in {*result.select, *other.select} if result.select.get(key) != other.select.get(key)
         ]
-        if other.vf_driver != first.vf_driver or len(keys) > 1:
+        if (other.whole, other.vf_driver) != (first.whole, first.vf_driver) or len(keys) > 1:
             return None
         for key in keys:
             if (
@@ -133,8 +152,10 @@ def joined_selection(selections: Sequence[PfSelection]) -> PfSelection | None:
 
 
 def are_apart(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether two entries of VFs certainly share none."""
-    drivers = {a.get("vfDriver", "any"), b.get("vfDriver", "any")}
+    """Whether two entries certainly share no device: VFs and whole NICs are different ones."""
+    if a["kind"] != b["kind"]:
+        return True
+    drivers = {one.get("driver" if one["kind"] == "nic" else "vfDriver", "any") for one in (a, b)}
     if drivers in ({"vfio-pci", "netdevice"}, {"vfio-pci", "rdma"}):
         return True
     one, other = a.get("select", {}), b.get("select", {})
@@ -153,19 +174,25 @@ def _by_address(
     """Select the VFs that are named by address, by their PFs and their indexes."""
     if not selector.pci_addresses:
         return None
-    if not machine.places:
+    if made.whole:
+        _add_addresses(selector.pci_addresses, made)
+        return None
+    if not (machine.places or machine.whole):
         made.refuse(
             "pciAddresses",
-            "it names VFs, or NICs without VFs, by address, and which VFs these are is known on their node alone: "
-            "convert it there with --root /. A NIC without VFs is not offered",
+            "it names VFs, or NICs without VFs, by address, and what these are is known on their node alone: convert "
+            "it there with --root /",
         )
         return None
     indexes: dict[str, list[int]] = {}
     for address in selector.pci_addresses:
         if (place := machine.places.get(address.lower())) is None:
-            made.lost.append(
-                ("pciAddresses", f"{quote(address)} is not a VF of this machine, and no NIC is offered whole")
+            why = (
+                "is a NIC without VFs, beside VFs: make an entry of kind nic of it, with another name"
+                if address.lower() in machine.whole
+                else "is not a VF of this machine, and no NIC without VFs"
             )
+            made.lost.append(("pciAddresses", f"{quote(address)} {why}"))
         else:
             indexes.setdefault(place[0], []).append(place[1])
     groups: dict[Ranges, list[str]] = {}
@@ -193,7 +220,33 @@ def _by_address(
     return ranges, pfs
 
 
+def _is_whole(selector: Selector, machine: MachineVfs) -> bool:
+    """Whether a selector is for NICs without VFs: by addresses of this machine, by IDs of PFs, or on a machine that has
+    no VFs."""
+    if selector.whole:
+        return True
+    if selector.pci_addresses:
+        return machine.whole.issuperset(address.lower() for address in selector.pci_addresses)
+    devices = {device.lower().removeprefix("0x") for device in selector.devices}
+    if devices & {vf for _, vf in VF_DEVICES}:
+        return False
+    return (bool(devices) and devices <= _PF_DEVICES) or (bool(machine.whole) and not machine.places)
+
+
+def _add_addresses(addresses: Sequence[str], made: PfSelection) -> None:
+    """Select NICs by address, within those that are selected already."""
+    before = made.select.get("pciAddresses")
+    named = _unique(address.lower() for address in addresses)
+    made.select["pciAddresses"] = named if before is None else [one for one in named if one in before]
+    if not made.select["pciAddresses"]:
+        made.refuse("pciAddresses", "none is in rootDevices, so it selects nothing")
+
+
 def _set_devices(selector: Selector, made: PfSelection, machine: MachineVfs) -> None:
+    if made.whole:
+        if devices := [*selector.pf_devices, *selector.devices]:
+            made.select["devices"] = _unique(device.lower().removeprefix("0x") for device in devices)
+        return
     pfs: list[str] = [device.lower().removeprefix("0x") for device in selector.pf_devices]
     vendors = {vendor.lower().removeprefix("0x") for vendor in selector.vendors}
     unknown: list[str] = []
@@ -213,7 +266,7 @@ def _set_devices(selector: Selector, made: PfSelection, machine: MachineVfs) -> 
                 )
             )
         elif device in _PF_DEVICES:
-            made.lost.append(("devices", f"{device} is the ID of a PF. {_WHOLE}"))
+            made.lost.append(("devices", f"{device} is {_WHOLE}"))
             unknown.append(device)
         else:
             unknown.append(device)
@@ -244,14 +297,18 @@ def _set_driver(selector: Selector, made: PfSelection) -> None:
         )
         return
     kernel = [driver for driver in drivers if driver != "vfio-pci"]
-    unknown = [driver for driver in kernel if driver not in VF_DRIVERS]
+    unknown = [] if made.whole else [driver for driver in kernel if driver not in VF_DRIVERS]
     if unknown:
         made.refuse(
             "drivers",
             f"{', '.join(map(quote, unknown))}: not known as a network driver of VFs; write vfDriver: netdevice, and "
             "select.drivers with the driver of the PF",
         )
-    pf_drivers = _unique(pf for driver in kernel for pf in VF_DRIVERS.get(driver, ()))
+    pf_drivers = (
+        [glob_of(driver) for driver in _unique(kernel)]
+        if made.whole
+        else _unique(pf for driver in kernel for pf in VF_DRIVERS.get(driver, ()))
+    )
     if selector.is_rdma:
         made.vf_driver = "rdma"
         if drivers and not kernel:
@@ -310,6 +367,9 @@ def _by_ranges(items: Sequence[str], key: str, made: PfSelection) -> tuple[Range
 def _set_indexes(found: Sequence[Ranges | None], made: PfSelection) -> None:
     ranges = [spans for spans in found if spans is not None]
     if not ranges:
+        return
+    if made.whole:
+        made.refuse("pfNames", "VF indexes of a NIC without VFs select nothing")
         return
     both = reduce(_intersection, ranges)
     if not both:

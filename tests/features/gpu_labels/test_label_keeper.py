@@ -257,6 +257,8 @@ async def test_beside_the_object_of_gfd_nothing_is_written(
     server.put(NODE_FEATURE)
     async with asked(place, client):
         await until(lambda: place.keeper.gfd_object)
+        (look,) = (one for one in server.requests if one.verb == "list")
+        assert "resourceVersion=0" in look.query.split("&"), "a read of etcd by each agent"
         await asyncio.sleep(LABELS_LOOK_S)
         assert not place.file.exists()
         (remark,) = place.deliveries.remarks()
