@@ -497,8 +497,8 @@ def test_kueue_replaces_a_node_with_failed_links_after_the_eviction_and_not_by_t
 
 
 def test_kai_takes_the_job_as_one_gang_in_one_leaf_group() -> None:
-    """KAI Scheduler sees pods with its name as scheduler alone. It reads the topology from the annotations of the top owner
-    (``default_grouper.go``, d5bc503a), and places the pods of a Job one by one unless the Job has the annotation
+    """KAI Scheduler sees pods with its name as scheduler alone. It reads the topology from the annotations of the top
+    owner (``default_grouper.go``, d5bc503a), and places the pods of a Job one by one unless the Job has the annotation
     kai.scheduler/batch-min-member (``calcMinMember`` in ``job_grouper.go``)."""
     job, topology = named("kai", "Job", "pretrain"), named("kai", "Topology", "nodeagent")
     levels = [one["nodeLabel"] for one in topology["spec"]["levels"]]
