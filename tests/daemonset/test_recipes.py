@@ -528,6 +528,21 @@ def test_no_taint_of_ours_on_one_node_keeps_the_autoscaler_from_its_whole_group(
     assert set(re.findall(r"--status-taint=([\w./-]+\w)", text)) == ours - {STARTING_TAINT}
 
 
+def test_no_node_group_has_the_label_by_which_a_cloud_waits_for_gpus() -> None:
+    """A Node with ``GPULabel`` of its provider and without nvidia.com/gpu is not ready, whatever it offers, and its use
+    is 0 (``gpu_processor.go``, ``utilization/info.go``, 33c3f97b)."""
+    labels = (
+        "k8s.amazonaws.com/accelerator",
+        "kubernetes.azure.com/accelerator",
+        "cloud.google.com/gke-accelerator",
+    )
+    text = (EXAMPLES / "autoscaling/README.md").read_text()
+    tags = yaml.safe_load((EXAMPLES / "autoscaling/node-group-tags.yaml").read_text())
+    for label in labels:
+        assert f"`{label}`" in text
+        assert not [tag for tag in tags if tag.endswith(label)]
+
+
 # Vertical Pod Autoscaler
 
 
