@@ -81,6 +81,12 @@ def test_every_supported_system_has_an_example() -> None:
     ]
 
 
+def test_the_page_of_the_deployment_names_every_example() -> None:
+    text = (DAEMONSET / "README.md").read_text()
+    unnamed = [folder.name for folder in FOLDERS if f"examples/{folder.name}" not in text]
+    assert unnamed == []
+
+
 @one_item("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_each_example_has_a_readme_with_a_check(folder: Path) -> None:
     text = (folder / "README.md").read_text()

@@ -19,12 +19,12 @@ import pytest
 import yaml
 
 from nodeagent.cli import main
-from nodeagent.cluster.node_marks import LINKS_TAINT
+from nodeagent.cluster.node_marks import LINKS_TAINT, OWN_MARKS, STARTING_TAINT
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER
 from tests.commands.test_plan import objects as cabled_nodes
 from tests.support.fabrics import rails
 from tests.support.findings import one_item
-from tests.support.manifests import DAEMONSET, ROOT, Manifest, files, of_kind, parsed
+from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, files, of_kind, parsed
 
 EXAMPLES = DAEMONSET / "examples"
 
@@ -136,7 +136,7 @@ def test_a_job_of_kubernetes_counts_failures_per_index_and_no_evictions() -> Non
     The wait before the next pod is 10 s, doubled for each failed pod since the last that succeeded, those that the
     policy ignores included; with a limit per index for those of its index (``backoff_utils.go``). One gang of eight
     that ends makes ten minutes of it."""
-    for folder in ("kueue", "kube-scheduler"):
+    for folder in ("kueue", "kube-scheduler", "kai"):
         spec = named(folder, "Job", "pretrain")["spec"]
         assert "backoffLimit" not in spec
         assert spec["backoffLimitPerIndex"] >= 10
@@ -324,7 +324,7 @@ def test_every_torchrun_of_several_nodes_has_a_rendezvous_that_each_pod_finds() 
         # A pod is Ready when torchrun runs, which waits for the address.
         assert service["spec"]["publishNotReadyAddresses"] is True
         assert int(port) in [one["port"] for one in service["spec"]["ports"]]
-    assert seen == 5
+    assert seen == 6
 
 
 def test_a_readme_that_searches_the_log_for_the_network_has_a_program_that_logs_it() -> None:
@@ -491,6 +491,71 @@ def test_kueue_replaces_a_node_with_failed_links_after_the_eviction_and_not_by_t
     assert evictions["cluster"]["evict"]["enabled"]
     for job in (named("kueue", "Job", "pretrain"), named("kueue", "MPIJob", "all-reduce")):
         assert key not in str(job), "a toleration would keep the failed node"
+
+
+# KAI Scheduler
+
+
+def test_kai_takes_the_job_as_one_gang_in_one_leaf_group() -> None:
+    """KAI Scheduler sees pods with its name as scheduler alone. It reads the topology from the annotations of the top
+    owner (``default_grouper.go``, d5bc503a), and places the pods of a Job one by one unless the Job has the annotation
+    kai.scheduler/batch-min-member (``calcMinMember`` in ``job_grouper.go``)."""
+    job, topology = named("kai", "Job", "pretrain"), named("kai", "Topology", "nodeagent")
+    levels = [one["nodeLabel"] for one in topology["spec"]["levels"]]
+    annotations = job["metadata"]["annotations"]
+    assert job["spec"]["template"]["spec"]["schedulerName"] == "kai-scheduler"
+    assert job["metadata"]["labels"]["kai.scheduler/queue"]
+    assert annotations["kai.scheduler/batch-min-member"] == str(job["spec"]["parallelism"])
+    assert annotations["kai.scheduler/topology"] == topology["metadata"]["name"]
+    assert annotations["kai.scheduler/topology-required-placement"] == levels[-2]
+    assert levels[-1] == "kubernetes.io/hostname"
+
+
+def test_a_set_of_grove_names_the_queue_of_kai() -> None:
+    """Grove refuses one without: ``resolveQueueNameForPodCliqueSet`` in ``scheduler/kai/backend.go``, fcc3b3bb."""
+    assert named("grove", "PodCliqueSet", "chat")["metadata"]["labels"]["kai.scheduler/queue"]
+
+
+# Cluster Autoscaler
+
+
+def test_no_taint_of_ours_on_one_node_keeps_the_autoscaler_from_its_whole_group() -> None:
+    """The template of a group is one of its Nodes, with the taints of that Node but those named by ``--startup-taint``
+    and ``--status-taint`` (``SanitizeTaints`` in ``taints.go``, 33c3f97b)."""
+    text = (EXAMPLES / "autoscaling/README.md").read_text()
+    ours = {one.key for one in OWN_MARKS if one.kind == "taint"}
+    assert re.findall(r"--startup-taint=([\w./-]+\w)", text) == [STARTING_TAINT]
+    assert set(re.findall(r"--status-taint=([\w./-]+\w)", text)) == ours - {STARTING_TAINT}
+
+
+def test_no_node_group_has_the_label_by_which_a_cloud_waits_for_gpus() -> None:
+    """A Node with ``GPULabel`` of its provider and without nvidia.com/gpu is not ready, whatever it offers, and its use
+    is 0 (``gpu_processor.go``, ``utilization/info.go``, 33c3f97b)."""
+    labels = (
+        "k8s.amazonaws.com/accelerator",
+        "kubernetes.azure.com/accelerator",
+        "cloud.google.com/gke-accelerator",
+    )
+    text = (EXAMPLES / "autoscaling/README.md").read_text()
+    tags = yaml.safe_load((EXAMPLES / "autoscaling/node-group-tags.yaml").read_text())
+    for label in labels:
+        assert f"`{label}`" in text
+        assert not [tag for tag in tags if tag.endswith(label)]
+
+
+# Vertical Pod Autoscaler
+
+
+def test_the_recommender_can_recommend_what_the_agent_requests() -> None:
+    """Its own minimum for a pod is 250 MiB unless a flag says otherwise (``PodMinMemoryMb`` in ``recommender/config``,
+    55c37cd5), which is more than the agent requests: each recommendation would exceed the requests."""
+    (daemonset,) = of_kind(built(), "DaemonSet")
+    containers = daemonset["spec"]["template"]["spec"]["containers"]
+    (requests,) = (one["resources"]["requests"] for one in containers if one["name"] == "nodeagent")
+    text = (EXAMPLES / "autoscaling/README.md").read_text()
+    assert f"({requests['memory']}, {requests['cpu']})" in text
+    (least,) = re.findall(r"--pod-recommendation-min-memory-mb=(\d+)", text)
+    assert f"{least}Mi" == requests["memory"]
 
 
 # Node Problem Detector
