@@ -100,6 +100,7 @@ class AttachDaemon:
 
     async def _report(self) -> None:
         """Keep the file that the doctor reads."""
+        written = None
         while True:
             runtime = self._plugin.runtime
             state = AttachState(
@@ -110,7 +111,9 @@ class AttachDaemon:
                 self._attachments.netdevs,
                 self._attachments.counts,
             )
-            await in_thread(partial(self._files.write_state, state))
+            if state != written:  # at rest a thread for each look would be a third of all processor time
+                await in_thread(partial(self._files.write_state, state))
+                written = state
             await asyncio.sleep(_REPORT_S)
 
     async def _holdings(self) -> KubeletList:

@@ -118,4 +118,6 @@ def claim_stamp(uid: str, sequence: int) -> str:
 def has_our_name(plan: AttachPlan, device: str, name: str) -> bool:
     """Whether a netdev in a pod has a name that we give to this VF: another one was moved by somebody else."""
     rail = plan.vfs[device].rail
-    return any(name == interface_name(plan.interface, rail, place) for place in range(OF_A_RAIL_MAX))
+    return name.startswith(interface_name(plan.interface, rail, 0)) and any(
+        name == interface_name(plan.interface, rail, place) for place in range(OF_A_RAIL_MAX)
+    )
