@@ -9,7 +9,7 @@ from nodeagent.attach.attach_files import AttachFiles, AttachState
 from nodeagent.attach.plan_file import read_attach_plan
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.doctor.reads import Target
-from nodeagent.sources.host_paths import rdma_exclusive
+from nodeagent.host.rdma_mode import rdma_exclusive
 
 ATTACH_TOPIC = Topic(
     "attach",
