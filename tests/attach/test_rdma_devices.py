@@ -138,7 +138,7 @@ async def test_a_verbs_node_with_another_number_is_told(
     kernel.add("0000:09:00.0", "mlx5_9")
     sandbox, _ = node.pod("trainer", vf(0))
     await node.attachments.begin(sandbox)
-    assert "vf=0000:00:00.2 was=uverbs200 is=uverbs0" in caplog.text
+    assert "vf=0000:00:00.2 was=uverbs200 is=uverbs4" in caplog.text
 
 
 async def test_a_netdev_leaves_although_its_rdma_device_does_not(
