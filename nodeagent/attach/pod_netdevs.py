@@ -123,12 +123,13 @@ def attach(
             raise AttachError(str(error), step) from error
         for device in reversed(moved):
             give_back(host, pod, device, names.get(device), device_of, rdma)
-        taken = (
-            f"; the pod has a netdev {link.name} already"
-            if _taken(error) and step in ("move", "name")
-            else ""
-        )
-        raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}", step) from error
+        raise _failure(link, step, error) from error
+
+
+def _failure(link: PodLink, step: AttachStep, error: NetlinkError) -> AttachError:
+    taken = _taken(error) and step in ("move", "name")
+    why = f"; the pod has a netdev {link.name} already" if taken else ""
+    return AttachError(f"{link.device} as {link.name}: {step}: {error}{why}", step)
 
 
 def _give_addresses(pod: OpenNamespace, netdev: Netdev, link: PodLink) -> None:
