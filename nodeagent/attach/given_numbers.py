@@ -27,11 +27,15 @@ NUMBERS_FILE = f"{ATTACH_FOLDER}/rail-partners.json"
 
 
 class GivenNumbers(NamedTuple):
-    """The numbers of the node by the names of its links (``nic0``), and the addresses of others, with whose they
-    are."""
+    """The numbers of the node by the PCI addresses of its PFs, or by the names of its links (``nic0``) where an earlier
+    controller wrote no more, and by prefix; and the addresses of others, with whose they are."""
 
-    of: Mapping[str, RailNumber] = MappingProxyType({})
+    of: Mapping[tuple[str, str], RailNumber] = MappingProxyType({})
     taken: Mapping[IPv4Address | IPv6Address, str] = MappingProxyType({})
+
+    def at(self, pf: str, name: str, prefix: object) -> RailNumber | None:
+        """The number of a PF with this name in a prefix."""
+        return self.of.get((pf, str(prefix))) or self.of.get((name, str(prefix)))
 
 
 NOTHING_GIVEN = GivenNumbers()
@@ -56,7 +60,7 @@ def given_numbers(spec: RailPartnersSpec) -> GivenNumbers:
         ):
             with suppress(ValueError):
                 taken[ip_address(address)] = f"{nic} of the node {node}"
-    return GivenNumbers({one.rail: one for one in spec.numbers}, taken)
+    return GivenNumbers({(one.pci_address or one.rail, one.prefix): one for one in spec.numbers}, taken)
 
 
 def write_given_numbers(folder: Path, node: str, spec: RailPartnersSpec, uid: str = "") -> None:

@@ -11,6 +11,7 @@ is ``nodeagent-rail3`` for rail 3, so that nobody else gives addresses in it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,9 @@ log = logging.getLogger(__name__)
 
 LEASES_FOLDER = f"{ATTACH_FOLDER}/leases"
 PLUGIN_LOCK = f"{ATTACH_FOLDER}/plugin.lock"
+_REST_S = 60.0
+"""After a plugin did not answer, addresses of ended sandboxes wait. Each call would take its whole time, in which no
+pod gets its netdevs."""
 CNI_FOLDER = Path("/opt/cni/bin")
 """Where container runtimes look for CNI plugins by default."""
 
@@ -96,6 +100,7 @@ class Leases:
     def __init__(self, directory: Path, plugins: CniPlugins) -> None:
         self._folder, self._plugins = directory / LEASES_FOLDER, plugins
         self._read: dict[str, SandboxLeases] | None = None
+        self._rests_until = 0.0
 
     def lend(
         self,
@@ -130,10 +135,15 @@ class Leases:
 
     def release(self, sandbox: str, devices: Collection[str] | None = None) -> bool:
         """Let the plugins take back the addresses of a sandbox, or of these VFs of it. What a plugin does not take
-        stays known; return whether it took all."""
+        stays known; return whether it took all. A plugin that did not answer is left alone for a minute."""
         try:
+            if time.monotonic() < self._rests_until:
+                self._mark(sandbox, devices)
+                return not self._of(sandbox)
             self._take_back(sandbox, devices)
         except (CniError, OSError) as error:
+            if isinstance(error, CniError) and error.hangs:
+                self._rests_until = time.monotonic() + _REST_S
             log.warning(
                 "An address is not taken back; it is tried again. sandbox=%s reason=%r", sandbox, str(error)
             )
@@ -229,17 +239,11 @@ class Leases:
 
     def _take_back(self, sandbox: str, devices: Collection[str] | None) -> None:
         """Raises ``CniError`` at the first plugin that does not take its address; the others stay known too."""
-        of = self._all().get(sandbox)
+        of = self._mark(sandbox, devices)
         if of is None:
             return
         failed: CniError | None = None
-        kept = [
-            replace(lease, returned=True) if devices is None or lease.device in devices else lease
-            for lease in of.leases
-        ]
-        if tuple(kept) != of.leases:
-            of = replace(of, leases=tuple(kept))
-            self._write(of)
+        kept = list(of.leases)
         for lease in reversed(of.leases):
             if failed is not None and failed.hangs:
                 break
@@ -253,6 +257,20 @@ class Leases:
             self._write(replace(of, leases=tuple(kept)))
         if failed is not None:
             raise failed
+
+    def _mark(self, sandbox: str, devices: Collection[str] | None) -> SandboxLeases | None:
+        """Keep that no netdev has these addresses any more."""
+        of = self._all().get(sandbox)
+        if of is None:
+            return None
+        marked = tuple(
+            replace(lease, returned=True) if devices is None or lease.device in devices else lease
+            for lease in of.leases
+        )
+        if marked != of.leases:
+            of = replace(of, leases=marked)
+            self._write(of)
+        return of
 
     def _configuration(self, ipam: IpamSection, rail: int) -> dict[str, Any]:
         return self._plugins.configuration(f"nodeagent-rail{rail}", ipam_of_rail(ipam, rail))

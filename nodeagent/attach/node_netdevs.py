@@ -27,6 +27,7 @@ from nodeagent.attach.pod_netdevs import (
     restore_name,
 )
 from nodeagent.attach.pod_plan import AttachPlan, PodLink, has_our_name
+from nodeagent.attach.pod_rdma import PodRdma
 from nodeagent.attach.share_netdevs import is_share
 from nodeagent.host.netlink.addresses import addresses_by_ifindex
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
@@ -50,9 +51,14 @@ class NodeNetdevs:
     laboratory. Raises ``AttachError`` and ``NetlinkError``."""
 
     def __init__(
-        self, names: HostNames, device_of: DeviceOf = pci_device, host: str = HOST_NAMESPACE
+        self,
+        names: HostNames,
+        device_of: DeviceOf = pci_device,
+        host: str = HOST_NAMESPACE,
+        rdma: PodRdma | None = None,
     ) -> None:
         self._names, self._device_of, self._host = names, device_of, host
+        self._rdma = rdma or PodRdma()
 
     def on_host(self, plan: AttachPlan) -> dict[str, Netdev]:
         """Return the netdevs of devices on the host, by PCI address, and keep the names of VFs among them."""
@@ -72,7 +78,7 @@ class NodeNetdevs:
             new = {link.device for link in links} - devices_in(there, self._device_of).keys()
             self._refuse_duplicates(host, [link for link in links if link.device in new])
             self._names.leave({device for device in new if not is_share(device)})
-            attach(host, there, links, self._names.known, self._device_of)
+            attach(host, there, links, self._names.known, self._device_of, self._rdma)
             return self._inside(there)
 
     def give_back(self, network: str, devices: Collection[str], plan: AttachPlan | None) -> None:
@@ -83,7 +89,8 @@ class NodeNetdevs:
                 netdev = present.get(device)
                 if netdev is None or not self._is_ours(plan, device, netdev.name):
                     continue
-                if not give_back(host, pod, device, self._names.known.get(device), self._device_of):
+                name = self._names.known.get(device)
+                if not give_back(host, pod, device, name, self._device_of, self._rdma):
                     log.warning("A VF does not leave its pod. vf=%s namespace=%s", device, network)
 
     def restore_names(self, plan: AttachPlan) -> dict[str, Netdev]:

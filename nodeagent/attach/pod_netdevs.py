@@ -2,6 +2,7 @@
 
 * A VF is found by its PCI address in the host's namespace or in the pod's, never by a name.
 * All VFs of a pod come or none: what this call has moved goes back if a step fails. Each step may be repeated.
+* The RDMA device of a VF goes with its netdev (``PodRdma``).
 * A netdev that is in the pod under another name was moved by somebody else, such as a CNI plugin: it stays as it is.
 """
 
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from nodeagent.attach.address_plan import VfAddress
 from nodeagent.attach.attach_files import AttachStep
 from nodeagent.attach.pod_plan import PodLink
+from nodeagent.attach.pod_rdma import PodRdma
 from nodeagent.attach.share_netdevs import is_share, share_group, share_of
 from nodeagent.base.bounded_calls import enter
 from nodeagent.host.netlink.addresses import addresses_by_ifindex
@@ -78,6 +80,7 @@ def attach(
     links: Iterable[PodLink],
     names: Mapping[str, str],
     device_of: DeviceOf,
+    rdma: PodRdma,
 ) -> int:
     """Give a pod these netdevs. ``names`` are those on the host, by PCI address. Return how many have moved. Raises
     ``AttachError``."""
@@ -105,6 +108,10 @@ def attach(
                 pod.netdevs.rename(there.ifindex, link.name)
             elif there.name != link.name:
                 continue
+            if link.parent is None:
+                step = "rdma"
+                enter(f"move the RDMA device of {link.device}")
+                rdma.bring(host.descriptor, pod.descriptor, link.device)
             step = "set up"
             enter(f"set up {link.device}")
             pod.netdevs.set_up(there.ifindex, link.mtu, _SYSCTLS)
@@ -115,13 +122,14 @@ def attach(
         if link is None:
             raise AttachError(str(error), step) from error
         for device in reversed(moved):
-            give_back(host, pod, device, names.get(device), device_of)
-        taken = (
-            f"; the pod has a netdev {link.name} already"
-            if _taken(error) and step in ("move", "name")
-            else ""
-        )
-        raise AttachError(f"{link.device} as {link.name}: {step}: {error}{taken}", step) from error
+            give_back(host, pod, device, names.get(device), device_of, rdma)
+        raise _failure(link, step, error) from error
+
+
+def _failure(link: PodLink, step: AttachStep, error: NetlinkError) -> AttachError:
+    taken = _taken(error) and step in ("move", "name")
+    why = f"; the pod has a netdev {link.name} already" if taken else ""
+    return AttachError(f"{link.device} as {link.name}: {step}: {error}{why}", step)
 
 
 def _give_addresses(pod: OpenNamespace, netdev: Netdev, link: PodLink) -> None:
@@ -155,10 +163,21 @@ def _bring(host: OpenNamespace, pod: OpenNamespace, here: Netdev, link: PodLink)
 
 
 def give_back(
-    host: OpenNamespace, pod: OpenNamespace, device: str, name: str | None, device_of: DeviceOf
+    host: OpenNamespace,
+    pod: OpenNamespace,
+    device: str,
+    name: str | None,
+    device_of: DeviceOf,
+    rdma: PodRdma,
 ) -> bool:
-    """Put a netdev of a pod back to the host, down, under its name there or a free one; remove that of a share. Return
-    whether it is there now, or removed; it never was in the pod, or cannot leave it, otherwise."""
+    """Put a netdev of a pod back to the host, down, under its name there or a free one, after the RDMA device of its
+    VF; remove that of a share. Return whether it is there now, or removed; it never was in the pod, or cannot leave it,
+    otherwise."""
+    if not is_share(device):
+        try:
+            rdma.give_back(host.descriptor, pod.descriptor, device)
+        except NetlinkError as error:  # the kernel returns it at the end of the namespace
+            log.warning("An RDMA device does not leave its pod. vf=%s reason=%r", device, str(error))
     with suppress(NetlinkError):
         there = _find(pod, device, device_of)
         if is_share(device):

@@ -17,6 +17,7 @@ from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.given_numbers import GivenNumbers
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.attach.share_netdevs import is_share, share_group, share_mac
+from nodeagent.fabric.rail_partners import RailNumber
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Function, NodeNumber, Snapshot
 from nodeagent.host.netlink.addresses import Addresses
@@ -58,8 +59,8 @@ def attach_plan(
             rails[pf],
             None if addresses is None else addresses.get(pf, ()),
             taken,
-            names[pf],
-            numbers,
+            _controllers(addressing, rails[pf], pf, names[pf], numbers),
+            asked=numbers is not None,
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
     vfs |= dict(_planned_shares(addressing, snapshot, rails, addresses, taken, offered, numbers))
@@ -85,8 +86,8 @@ def node_numbers(
             prefix = plan.of(rail)
             if isinstance(prefix, IPv4Network):
                 number = plan.node_number(rail, addresses.get(pf, ()))
-                given = None if numbers is None else numbers.of.get(names[pf])
-                if given is not None and given.prefix == str(prefix) and not given.holder:
+                given = None if numbers is None else numbers.at(pf, names[pf], prefix)
+                if given is not None and not given.holder:
                     number = number or given.number
                 found.append(NodeNumber(pf, str(prefix), number))
     return tuple(found)
@@ -120,8 +121,9 @@ def _planned_shares(
         for device in sorted(shares):
             number = int(device.rpartition("::")[2])
             mac = share_mac(base, number)
+            controllers = _controllers(plan, rails[address], address, names[address], numbers)
             given, refusal = _share_address(
-                plan, number, rails[address], own, mac, taken, names[address], numbers
+                plan, number, rails[address], own, mac, taken, controllers, asked=numbers is not None
             )
             yield device, PlannedVf(rails[address], link.mtu, given, refusal, address, mac)
 
@@ -147,8 +149,9 @@ def _address(
     rail: int,
     pf: Iterable[VfAddress] | None,
     taken: Mapping[IPv4Address | IPv6Address, str],
-    name: str,
-    numbers: GivenNumbers | None,
+    controllers: RailNumber | None,
+    *,
+    asked: bool,
 ) -> tuple[str | None, str]:
     if plan is None:
         return None, ""
@@ -157,7 +160,7 @@ def _address(
     if pf is None and plan.prefix.find(":") < 0:
         return None, "the addresses of its PF are not known here"
     try:
-        given = _agreed(plan, rail, pf or (), name, numbers)
+        given = _agreed(plan, rail, pf or (), controllers) if asked else 0
         address = plan.address(rail, vf.vf_index, pf=pf or (), mac=vf.mac, given=given)
     except AddressPlanError as error:
         return None, str(error)
@@ -169,15 +172,23 @@ def _address(
     return str(address), ""
 
 
-def _agreed(
-    plan: AddressPlan, rail: int, pf: Iterable[VfAddress], name: str, numbers: GivenNumbers | None
-) -> int:
-    """The number of this node on a rail that the controller has written for it: no other node has it. 0: it is not
-    asked. Raises ``AddressPlanError``."""
-    if numbers is None or ":" in plan.prefix:
+def _controllers(
+    plan: AddressPlan | None, rail: int, pf: str, name: str, numbers: GivenNumbers | None
+) -> RailNumber | None:
+    """What the controller has written of this PF in the prefix of its rail."""
+    with suppress(AddressPlanError):
+        if plan is not None and numbers is not None:
+            return numbers.at(pf, name, plan.of(rail))
+    return None
+
+
+def _agreed(plan: AddressPlan, rail: int, pf: Iterable[VfAddress], given: RailNumber | None) -> int:
+    """The number of this node on a rail that the controller has written for it: no other node has it. 0: IPv6 needs
+    none. Raises ``AddressPlanError``."""
+    if ":" in plan.prefix:
         return 0
-    prefix, own, given = plan.of(rail), plan.node_number(rail, pf), numbers.of.get(name)
-    if given is None or given.prefix != str(prefix) or own not in (0, given.number):
+    prefix, own = plan.of(rail), plan.node_number(rail, pf)
+    if given is None or own not in (0, given.number):
         known = f"the number {own} of this node" if own else "a number for this node"
         raise AddressPlanError(
             f"rail {rail}: the controller has not confirmed {known} in {prefix} yet: it takes some minutes after "
@@ -198,15 +209,16 @@ def _share_address(
     pf: Iterable[VfAddress] | None,
     mac: str,
     taken: Mapping[IPv4Address | IPv6Address, str],
-    name: str,
-    numbers: GivenNumbers | None,
+    controllers: RailNumber | None,
+    *,
+    asked: bool,
 ) -> tuple[str | None, str]:
     if plan is None:
         return None, ""
     if pf is None and ":" not in plan.prefix:
         return None, "the addresses of its PF are not known here"
     try:
-        given = _agreed(plan, rail, pf or (), name, numbers)
+        given = _agreed(plan, rail, pf or (), controllers) if asked else 0
         address = plan.share_address(rail, number, pf=pf or (), mac=mac, given=given)
     except AddressPlanError as error:
         return None, str(error)

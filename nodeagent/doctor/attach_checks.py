@@ -9,7 +9,7 @@ from nodeagent.attach.attach_files import AttachFiles, AttachState
 from nodeagent.attach.plan_file import read_attach_plan
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.doctor.reads import Target
-from nodeagent.sources.host_paths import rdma_exclusive
+from nodeagent.host.rdma_mode import rdma_exclusive
 
 ATTACH_TOPIC = Topic(
     "attach",
@@ -31,10 +31,11 @@ ATTACH_TOPIC = Topic(
             "give the PF its address in the prefix of its rail, or correct `attach.addresses`",
         ),
         "attach_rdma_exclusive": Advice(
-            "In this mode a program opens only the RDMA devices of its own network namespace, and `nodeagent attach` "
-            "moves netdevs alone: pods with VFs have TCP, and no RDMA.",
-            "options ib_core netns_mode=1 in /etc/modprobe.d, and reboot the node: `rdma system set netns shared` ends "
-            "with EBUSY while pods have network namespaces; or move the VFs by Multus with rdma-cni",
+            "In this mode a program opens only the RDMA devices of its own network namespace, so `nodeagent attach` "
+            "moves the RDMA device of a VF with its netdev. This was tried without hardware only.",
+            "nothing, if programs in pods find their RDMA devices. Otherwise options ib_core netns_mode=1 in "
+            "/etc/modprobe.d, and reboot the node: `rdma system set netns shared` ends with EBUSY while pods have "
+            "network namespaces",
         ),
         "attach_pod": Advice(
             "Its containers with a VF wait. It is tried again every ten seconds.",
@@ -97,9 +98,9 @@ def attach_findings(facts: AttachFacts) -> Iterator[Finding]:
         for waiting in facts.state.waiting[:_SHOWN]:
             yield ATTACH_TOPIC.fix("attach_pod", f"{waiting.pod}: {waiting.reason}")
     if facts.rdma_exclusive:
-        yield ATTACH_TOPIC.warn(
+        yield ATTACH_TOPIC.note(
             "attach_rdma_exclusive",
-            "the kernel is in the exclusive RDMA mode, and `attach` moves netdevs alone",
+            "the kernel is in the exclusive RDMA mode: RDMA devices of VFs move into pods",
         )
     reasons: dict[str, list[str]] = {}
     for device, refusal in facts.refusals:

@@ -23,6 +23,7 @@ from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.host.rdma_mode import rdma_exclusive
 from nodeagent.host.sriov import SriovError, VfNetlink
 from nodeagent.host.sysfs import NET, SysfsError, Tree
 from nodeagent.kinds.hardware_selection import offers_vfs_of, selected_pf
@@ -35,7 +36,7 @@ from nodeagent.kinds.resource_settings import (
 from nodeagent.kinds.vf import suits
 from nodeagent.kubelet import slice_sizes
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.sources.host_paths import RDMA_CM, rdma_exclusive
+from nodeagent.sources.host_paths import RDMA_CM
 from nodeagent.sources.machine_access import permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities, with_permanent_macs
 from nodeagent.sources.pci_source import PciFacts, scan

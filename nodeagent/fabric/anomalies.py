@@ -473,9 +473,9 @@ def _shared_numbers(patterns: Iterable[CablingPattern]) -> Iterator[Anomaly]:
     owners: dict[tuple[str, int], list[tuple[str, str]]] = {}
     for pattern in patterns:
         for node, report in pattern.nodes.items():
-            for link, prefix, number in report.numbered:
-                if number:
-                    owners.setdefault((prefix, number), []).append((node, link))
+            for link in report.numbered:
+                if link.number:
+                    owners.setdefault((link.prefix, link.number), []).append((node, link.link))
     for (prefix, number), ends in sorted(owners.items()):
         if len({node for node, _ in ends}) > 1:
             yield shared_number(prefix, number, sorted(ends))

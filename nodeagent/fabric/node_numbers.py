@@ -4,6 +4,9 @@ VFs get addresses in pods by the number of their node (``attach/address_plan.py`
 there is none, the node gets the lowest free number. The objects that ``rail_keeper`` writes are the only memory: an
 object goes with its Node, and its numbers are free then.
 
+A number is that of a PF, by its PCI address: a NIC more on a rail may take the name of another one, whose pods have
+addresses by the number.
+
 A node that was first keeps its number. Another one that reports the same is told who has it, and gives pods no address
 on this rail: so no report takes the addresses of running pods away.
 """
@@ -24,8 +27,12 @@ Numbers = Mapping[str, tuple[RailNumber, ...]]
 
 
 class _End(NamedTuple):
+    """``pf`` is the PCI address; of a report or an object without one the name of the link. Each prefix has numbers of
+    its own: after a change of the settings running pods still have addresses of the earlier one."""
+
     node: str
-    link: str
+    pf: str
+    prefix: str
 
 
 class _Numbered(NamedTuple):
@@ -38,25 +45,35 @@ class NumberBook:
 
     def __init__(self) -> None:
         self._of: dict[_End, _Numbered] = {}
+        self._names: dict[_End, str] = {}
+        """The links as they were named last."""
 
     def clear(self) -> None:
-        self._of = {}
+        self._of, self._names = {}, {}
 
     def adopt(self, node: str, numbers: Iterable[RailNumber]) -> None:
         """Take the numbers that are in force from the object of a node."""
         for one in numbers:
             if not one.holder:
-                self._of[_End(node, one.rail)] = _Numbered(one.prefix, one.number)
+                end = _End(node, one.pci_address or one.rail, one.prefix)
+                self._of[end], self._names[end] = _Numbered(one.prefix, one.number), one.rail
 
     def assign(self, reports: Mapping[str, CompactReport], nodes: Container[str]) -> Numbers:
         """The numbers of all ``nodes``, also of those without a report."""
         wanted = {
-            _End(node, one.link): one
+            _End(node, one.pf or one.link, one.prefix): one
             for node, report in sorted(reports.items())
             if node in nodes
             for one in sorted(report.numbered[:RAILS_MAX])
             if one.number <= NUMBER_MAX
         }
+        for end, link in wanted.items():
+            named = _End(end.node, link.link, link.prefix)
+            if (
+                end not in self._of and named != end and named in self._of
+            ):  # an earlier release knew the name alone
+                self._of[end] = self._of.pop(named)
+            self._names[end] = link.link
         kept, owners = self._kept(wanted, nodes), dict[_Numbered, _End]()
         for end, place in sorted(kept.items()):
             if owners.setdefault(place, end) != end:  # two objects, written by hand
@@ -81,7 +98,8 @@ class NumberBook:
                 )
                 kept[end], owners[place] = place, end
         self._of = kept
-        return _by_node(kept, refused)
+        self._names = {end: self._names[end] for end in kept.keys() | refused.keys()}
+        return self._by_node(refused)
 
     def _kept(self, wanted: Mapping[_End, NumberedLink], nodes: Container[str]) -> dict[_End, _Numbered]:
         """The numbers that stay while there is the Node: the report of the link names no other one. A report may lack a
@@ -91,7 +109,7 @@ class NumberBook:
         for end, place in sorted(self._of.items()):
             link = wanted.get(end)
             if link is not None:
-                stays = link.prefix == place.prefix and link.number in (0, place.number)
+                stays = link.number in (0, place.number)
             else:
                 stays = end.node in nodes and room[end.node] > 0
                 room[end.node] -= stays
@@ -99,14 +117,17 @@ class NumberBook:
                 kept[end] = place
         return kept
 
-
-def _by_node(kept: Mapping[_End, _Numbered], refused: Mapping[_End, tuple[_Numbered, str]]) -> Numbers:
-    found: dict[str, list[RailNumber]] = {}
-    every = {**{end: (place, "") for end, place in kept.items()}, **refused}
-    for end, (place, holder) in sorted(every.items()):
-        one = RailNumber(rail=end.link, prefix=place.prefix, number=place.number, holder=holder)
-        found.setdefault(end.node, []).append(one)
-    return {node: tuple(numbers) for node, numbers in found.items()}
+    def _by_node(self, refused: Mapping[_End, tuple[_Numbered, str]]) -> Numbers:
+        found: dict[str, list[RailNumber]] = {}
+        every = {**{end: (place, "") for end, place in self._of.items()}, **refused}
+        for end, (place, holder) in sorted(every.items()):
+            name = self._names[end]
+            pf = "" if end.pf == name else end.pf
+            one = RailNumber(
+                rail=name, pci_address=pf, prefix=place.prefix, number=place.number, holder=holder
+            )
+            found.setdefault(end.node, []).append(one)
+        return {node: tuple(numbers) for node, numbers in found.items()}
 
 
 def with_numbers(lists: Iterable[RailPartners], numbers: Numbers) -> Iterable[RailPartners]:

@@ -58,10 +58,12 @@ class RailList(Wire, frozen=True, kw_only=True):
 
 
 class RailNumber(Wire, frozen=True, kw_only=True):
-    """The number of the node in ``prefix``, that of the VFs' addresses in pods, on the link ``rail``. ``holder`` is
-    another node that had this number first: this one may not use it."""
+    """The number of the node in ``prefix``, that of the VFs' addresses in pods, on the link ``rail``. ``pci_address``
+    is that of the link's PF, which has the number under any name; empty: the name tells. ``holder`` is another node
+    that had this number first: this one may not use it."""
 
     rail: _Link
+    pci_address: Annotated[str, msgspec.Meta(max_length=16)] = ""
     prefix: Annotated[str, msgspec.Meta(min_length=9, max_length=63)]
     number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
     holder: Annotated[str, msgspec.Meta(max_length=253)] = ""

@@ -79,11 +79,13 @@ Shape = tuple[LinkSlot, ...]
 
 
 class NumberedLink(NamedTuple):
-    """A link whose VFs get addresses of a prefix, and the number of its node in it; 0: the node has none."""
+    """A link whose VFs get addresses of a prefix, and the number of its node in it; 0: the node has none. ``pf`` is its
+    PCI address; empty: the report has none."""
 
     link: str
     prefix: str
     number: int
+    pf: str = ""
 
 
 class OtherLink(NamedTuple):
@@ -284,7 +286,7 @@ def _addresses(link: NodeLink) -> tuple[str, ...]:
 def _numbered(links: Iterable[NodeLink]) -> tuple[NumberedLink, ...]:
     return tuple(
         [
-            NumberedLink(link.name, link.vf_prefix, max(0, link.number or 0))
+            NumberedLink(link.name, link.vf_prefix, max(0, link.number or 0), link.pci_address or "")
             for link in links
             if link.vf_prefix is not None
         ]

@@ -8,12 +8,12 @@ import logging
 import platform
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 
 from nodeagent.base.file_writing import unwritable_because
 from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.facts import cdi
 from nodeagent.facts.model import HostPaths, LimitSupport, Mount
+from nodeagent.host.rdma_mode import rdma_exclusive
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sources.gpu_users import hidden_processes
 
@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 RDMA_CM = "/dev/infiniband/rdma_cm"
-_RDMA_MODE = "/sys/module/ib_core/parameters/netns_mode"
-"""Y: the shared mode; N: the exclusive one, also after `rdma system set netns` (drivers/infiniband/core/device.c)."""
 VENDOR_KIND = "nvidia.com/gpu"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """The default folders of container runtimes (Container Device Interface, section "CDI spec directories")."""
@@ -66,13 +64,6 @@ def find(tree: Tree, cdi_folder: str, driver_root: str | None = None) -> HostPat
         vendor_gpus=frozenset(vendor_gpus(tree, dict.fromkeys((*CDI_FOLDERS, cdi_folder)))),
         driver_files=tuple(driver_files(tree, driver_root)),
     )
-
-
-def rdma_exclusive(tree: Tree) -> bool:
-    """Whether the kernel is in the exclusive RDMA mode. Without the module, or before Linux 5.2, it is not."""
-    with suppress(SysfsError, OSError):
-        return (tree.text(_RDMA_MODE) or "").strip() == "N"
-    return False
 
 
 def vendor_gpus(tree: Tree, folders: dict[str, None]) -> set[str]:

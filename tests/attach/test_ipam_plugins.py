@@ -6,11 +6,13 @@ import asyncio
 import fcntl
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -22,7 +24,7 @@ from nodeagent.attach.cni_plugin import (
     GivenAddresses,
     given_addresses,
 )
-from nodeagent.attach.leases import LEASES_FOLDER, Leases
+from nodeagent.attach.leases import LEASES_FOLDER, AddressLease, Leases, SandboxLeases
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
 from nodeagent.attach.pod_netdevs import AttachError
 from nodeagent.attach.pod_plan import PlannedVf, PodLink, PodRoute
@@ -338,6 +340,36 @@ async def test_an_add_that_fails_is_deleted(node: Node, fault: str) -> None:
     node.plugin.faults = {}
     await node.attachments.look()
     assert addresses(pod) == {"rail0": ["10.100.0.1/29"]}
+
+
+def test_a_plugin_that_does_not_answer_is_asked_once_a_minute_for_all_ended_sandboxes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call takes ten seconds, in which no pod gets its netdevs."""
+    asked: list[str] = []
+    hangs = True
+
+    class Plugins(CniPlugins):
+        def delete(self, configuration: object, attachment: Attachment, result: object) -> None:
+            asked.append(attachment.container)
+            if hangs:
+                raise CniError("stand-in did not answer within 10 s", hangs=True)
+
+    leases = Leases(tmp_path, Plugins(tmp_path / "bin", tmp_path / "lock"))
+    folder = tmp_path / LEASES_FOLDER
+    folder.mkdir(parents=True)
+    for name in ("a", "b", "c"):
+        lease = AddressLease(vf(0), 0, "rail0", {"ipam": {"type": "stand-in"}}, {"ips": []})
+        of = SandboxLeases(name, "/gone", "default", name, f"uid-{name}", (lease,))
+        (folder / f"{name}.json").write_bytes(msgspec.json.encode(of))
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert [leases.release(name) for name in ("a", "b", "c")] == [False, False, False]
+    assert asked == ["a"]
+    assert all(one.returned for of in leases.known for one in of.leases)
+    now, hangs = now + 61, False
+    assert [leases.release(name) for name in ("a", "b", "c")] == [True, True, True]
+    assert (asked, leases.known) == (["a", "a", "b", "c"], ())
 
 
 @real

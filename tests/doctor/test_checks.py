@@ -505,7 +505,7 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         ),
     ),
     (
-        "warn attach_rdma_exclusive",
+        "note attach_rdma_exclusive",
         attach_checks.attach_findings(attach_checks.AttachFacts(runs=True, rdma_exclusive=True)),
     ),
     (

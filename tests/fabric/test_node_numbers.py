@@ -90,6 +90,49 @@ def test_a_nic_that_gets_another_name_keeps_the_number_of_its_address() -> None:
         assert seen(numbers)["b"] == [(5, "")]
 
 
+def of_pfs(**links: tuple[str, int]) -> dict[str, CompactReport]:
+    """The report of the node a: PCI address and number of each link."""
+    numbered = tuple(NumberedLink(link.replace("_", "."), PREFIX, at, pf) for link, (pf, at) in links.items())
+    return {"a": replace(EMPTY, numbered=numbered)}
+
+
+def test_a_nic_more_that_takes_the_name_of_another_one_does_not_get_its_number() -> None:
+    """Pods have addresses by the number of the first NIC, which is nic0.1 now."""
+    book = NumberBook()
+    (first,) = book.assign(of_pfs(nic0=("0000:40:00.0", 0)), {"a"})["a"]
+    assert (first.rail, first.pci_address, first.number) == ("nic0", "0000:40:00.0", 1)
+    both = of_pfs(nic0=("0000:18:00.0", 0), nic0_1=("0000:40:00.0", 0))
+    for asked in (book, restarted({"a": (first,)})):
+        numbers = {it.pci_address: (it.rail, it.number) for it in asked.assign(both, {"a"})["a"]}
+        assert numbers == {"0000:18:00.0": ("nic0", 2), "0000:40:00.0": ("nic0.1", 1)}
+
+
+def test_a_number_of_an_earlier_release_becomes_that_of_the_pf_with_the_name() -> None:
+    book = restarted({"a": (RailNumber(rail="nic0", prefix=PREFIX, number=7),)})
+    (mine,) = book.assign(of_pfs(nic0=("0000:18:00.0", 0)), {"a"})["a"]
+    assert (mine.rail, mine.pci_address, mine.number) == ("nic0", "0000:18:00.0", 7)
+
+
+def test_a_number_stays_taken_after_its_prefix_has_changed() -> None:
+    """Pods of the earlier settings have addresses by it, and other nodes still get numbers in that prefix."""
+    book, nodes = NumberBook(), {"a", "b"}
+    book.assign(of_pfs(nic0=("0000:18:00.0", 0)), nodes)
+    moved = {"a": replace(EMPTY, numbered=(NumberedLink("nic0", "10.203.0.0/16", 0, "0000:18:00.0"),))}
+    late = {"b": replace(EMPTY, numbered=(NumberedLink("nic0", PREFIX, 0, "0000:18:00.0"),))}
+    for asked in (book, restarted(book.assign(moved, nodes))):
+        numbers = asked.assign({**moved, **late}, nodes)
+        assert {node: [(it.prefix, it.number) for it in of] for node, of in numbers.items()} == {
+            "a": [(PREFIX, 1), ("10.203.0.0/16", 1)], "b": [(PREFIX, 2)]
+        }  # fmt: skip
+
+
+def restarted(numbers: Numbers) -> NumberBook:
+    book = NumberBook()
+    for node, of in numbers.items():
+        book.adopt(node, of)
+    return book
+
+
 def test_a_new_leader_goes_on_from_the_objects() -> None:
     first, reported = NumberBook(), one(a=0, b=0)
     numbers = first.assign(hall(reported), reported)

@@ -28,7 +28,8 @@ from nodeagent.host.netlink.message import (
     u32,
 )
 from nodeagent.host.netlink.netdevs import Netdevs, decode_link, netdev_counters, netdev_of, vfs_of
-from nodeagent.host.netlink.rdma_counters import device_of, rdma_counters_of
+from nodeagent.host.netlink.rdma_counters import rdma_counters_of
+from nodeagent.host.netlink.rdma_devices import device_of
 from nodeagent.host.netlink.socket import NetlinkSocket
 from tests.support.namespaces import Netns, veth
 

@@ -23,6 +23,7 @@ from nodeagent.attach.leases import PLUGIN_LOCK, Leases
 from nodeagent.attach.node_netdevs import NodeNetdevs
 from nodeagent.attach.nri_plugin import Sandbox
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf, claim_stamp
+from nodeagent.attach.pod_rdma import PodRdma
 from nodeagent.attach.share_netdevs import share_of
 from nodeagent.attach.vf_allocations import VfAllocations
 from nodeagent.base.stored_file import boot_id
@@ -77,6 +78,7 @@ class AttachedNode:
         """Pods that the kubelet does not list yet."""
         self.asked = 0
         self.plugins = CniPlugins(folder / "cni-bin", folder / PLUGIN_LOCK)
+        self.rdma = PodRdma()
         self.at_list: Callable[[], object] = lambda: None
         """Called while the kubelet answers."""
         self.stamps = AttachStamps(folder)
@@ -121,7 +123,7 @@ class AttachedNode:
             self._held,
             AttachedSpec(self.folder / "cdi"),
             VfAllocations(self.folder),
-            NodeNetdevs(HostNames(self.folder), device_of, self.host.path),
+            NodeNetdevs(HostNames(self.folder), device_of, self.host.path, self.rdma),
             Leases(self.folder, self.plugins),
         )
         return self.attachments

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 # include/uapi/linux/netlink.h
 ERROR, DONE = 2, 3
-F_REQUEST, F_DUMP, F_DUMP_INTERRUPTED = 0x1, 0x300, 0x10
+F_REQUEST, F_ACK, F_DUMP, F_DUMP_INTERRUPTED = 0x1, 0x4, 0x300, 0x10
 MESSAGE = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 ATTRIBUTE = struct.Struct("=HH")  # length, type
 TYPE_BITS = 0x3FFF  # NLA_TYPE_MASK

@@ -10,7 +10,7 @@ import ctypes
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from errno import EEXIST, ENOENT
 from ipaddress import (
     IPv4Address,
@@ -21,27 +21,27 @@ from ipaddress import (
     IPv6Network,
     ip_address,
 )
+from typing import TypeVar
 
 from nodeagent.base.bounded_calls import within
 from nodeagent.host.netlink.message import (
-    ERROR,
     NetlinkError,
     NetlinkRefusedError,
     attribute,
     attributes,
-    error_of,
-    messages,
     nest,
     u32,
 )
 from nodeagent.host.netlink.netdevs import Netdev, netdev_of
 from nodeagent.host.netlink.socket import NetlinkSocket
 
+T = TypeVar("T")
+
 _CLONE_NEWNET = 0x4000_0000  # include/uapi/linux/sched.h
 _ENTER_S = 5.0
 
 # include/uapi/linux/netlink.h
-_F_ACK, _F_REPLACE, _F_EXCLUSIVE, _F_CREATE = 0x4, 0x100, 0x200, 0x400
+_F_REPLACE, _F_EXCLUSIVE, _F_CREATE = 0x100, 0x200, 0x400
 # include/uapi/linux/rtnetlink.h
 _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _NEWROUTE, _NEWRULE = 16, 17, 18, 20, 24, 32
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
@@ -71,6 +71,20 @@ _FRA_SRC, _FRA_PRIORITY, _FRA_TABLE = 2, 6, 15
 _STATIC, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST, _TO_TABLE = 4, 0, 253, 1, 1
 
 
+def in_namespace(namespace: int, call: Callable[[], T], limit_s: float = _ENTER_S) -> T:
+    """Call ``call`` in a thread of its own in the network namespace of this descriptor. Raises ``NetlinkError`` where
+    it cannot be entered, and ``TimeoutError``."""
+
+    def enter() -> T:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(namespace, _CLONE_NEWNET) != 0:
+            code = ctypes.get_errno()
+            raise NetlinkError(f"cannot enter the network namespace: {os.strerror(code)}")
+        return call()
+
+    return within("network namespace", limit_s, enter)
+
+
 class NamespaceNetdevs(NetlinkSocket):
     """The netdevs of one network namespace. Use it from one thread at a time; every call blocks.
 
@@ -83,17 +97,9 @@ class NamespaceNetdevs(NetlinkSocket):
         super().__init__(socket.NETLINK_ROUTE, "rtnetlink")
 
     def _open(self) -> socket.socket:
-        if (namespace := self._namespace) is None:
+        if self._namespace is None:
             return super()._open()
-
-        def enter() -> socket.socket:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(namespace, _CLONE_NEWNET) != 0:
-                code = ctypes.get_errno()
-                raise NetlinkError(f"cannot enter the network namespace: {os.strerror(code)}")
-            return super(NamespaceNetdevs, self)._open()
-
-        return within("network namespace", _ENTER_S, enter)
+        return in_namespace(self._namespace, super()._open)
 
     def read(self) -> tuple[Netdev, ...]:
         body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(_EXT_MASK, u32(_SKIP_STATISTICS))
@@ -223,19 +229,6 @@ class NamespaceNetdevs(NetlinkSocket):
         except NetlinkRefusedError as error:
             if error.code != EEXIST:
                 raise
-
-    def _change(self, kind: int, flags: int, body: bytes) -> None:
-        try:
-            sequence = self._send(kind, flags | _F_ACK, body)
-            while True:
-                for answer, _, answered, payload in messages(self._receive()):
-                    if answered == sequence and answer == ERROR:
-                        if code := error_of(payload):
-                            raise NetlinkRefusedError(self._family, code)
-                        return
-        except OSError as error:
-            self._failed(error)
-            raise NetlinkError(f"{self._family}: the kernel's answer to a change was lost") from error
 
 
 def _link(ifindex: int, *, up: bool) -> bytes:

@@ -18,6 +18,7 @@ from nodeagent.host.fd import Closing
 from nodeagent.host.netlink.message import (
     DONE,
     ERROR,
+    F_ACK,
     F_DUMP,
     F_DUMP_INTERRUPTED,
     NetlinkAbsentError,
@@ -111,6 +112,20 @@ class NetlinkSocket(Closing):
             except OSError as error:
                 self._failed(error)
         raise NetlinkError(f"{self._family}: the kernel has no memory for its answers")
+
+    def _change(self, kind: int, flags: int, body: bytes) -> None:
+        """Let the kernel change something, and wait for its word. Raises ``NetlinkRefusedError``."""
+        try:
+            sequence = self._send(kind, flags | F_ACK, body)
+            while True:
+                for answer, _, answered, payload in messages(self._receive()):
+                    if answered == sequence and answer == ERROR:
+                        if code := error_of(payload):
+                            raise NetlinkRefusedError(self._family, code)
+                        return
+        except OSError as error:
+            self._failed(error)
+            raise NetlinkError(f"{self._family}: the kernel's answer to a change was lost") from error
 
     def _dump(self, kind: int, body: bytes, read: Callable[[bytes], T]) -> list[T] | None:
         values: list[T] = []

@@ -245,6 +245,16 @@ def test_with_numbers_a_vf_gets_an_address_by_the_number_that_the_controller_has
     assert bool(planned.refusal) == bool(why)
 
 
+def test_the_number_of_a_pf_is_not_that_of_another_pf_that_has_its_name_now() -> None:
+    """A NIC more on the rail: pods of the other PF have addresses by the number, until the controller has a new one."""
+    other = RailNumber(rail="nic3", pci_address="0000:99:00.0", prefix="10.103.0.0/16", number=7)
+    mine = RailNumber(rail="nic3.1", pci_address=PF, prefix="10.103.0.0/16", number=9)
+    for numbers, address in (((other,), None), ((other, mine), "10.103.16.9/16")):
+        given = given_numbers(RailPartnersSpec(numbers=numbers))
+        (planned,) = attach_plan(GIVEN, node(vf()), RAILS, {}, numbers=given).vfs.values()
+        assert planned.address == address
+
+
 def test_the_address_of_a_partner_on_another_node_is_given_to_no_vf() -> None:
     partner = AnsweredPartner(node="gpu-9", nic="nic3", address="10.103.16.7")
     spec = RailPartnersSpec(
@@ -319,7 +329,7 @@ async def test_numbers_of_a_node_that_was_made_again_under_its_name_are_not_used
         keeping = asyncio.create_task(keep_numbers(tmp_path, client, "gpu-0", None, claim))
         await asyncio.sleep(3 * RAIL_READ_S)
         keeping.cancel()
-        return "nic3" in read_given_numbers(tmp_path, "gpu-0").of
+        return bool(read_given_numbers(tmp_path, "gpu-0").of)
 
     assert await kept("first")
     assert await kept(None), "a token of before Kubernetes 1.30 does not name the Node"
@@ -335,8 +345,9 @@ async def test_the_object_of_the_node_is_kept_and_stays_when_it_is_deleted(
     meta = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "RailPartners", "metadata": {"name": "gpu-0"}}
     server.put(meta | {"spec": {"numbers": [number]}})
     keeping = asyncio.create_task(keep_numbers(tmp_path, client, "gpu-0", None, None))
-    await until(lambda: read_given_numbers(tmp_path, "gpu-0").of.get("nic3") is not None)
+    await until(lambda: read_given_numbers(tmp_path, "gpu-0").of)
     server.remove("railpartners", "gpu-0")
     await asyncio.sleep(3 * RAIL_READ_S)
-    assert read_given_numbers(tmp_path, "gpu-0").of["nic3"].number == 7
+    (kept,) = read_given_numbers(tmp_path, "gpu-0").of.values()
+    assert kept.number == 7
     keeping.cancel()
