@@ -1,5 +1,6 @@
-"""The names that the netdevs of VFs have on the host, kept over restarts: a VF goes back under its name there. A NIC as a
-whole gets its addresses and its MTU again too, and is set up if it was.
+"""The names that the netdevs of VFs have on the host, kept over restarts: a VF goes back under its name there.
+
+A NIC as a whole gets its addresses and its MTU again too, and is set up if it was.
 
 They are those of one boot. After it no VF is in a pod, and the machine may name its netdevs in another way.
 """

@@ -195,9 +195,7 @@ def restore_state(host: OpenNamespace, netdev: Netdev, state: HostState) -> None
             host.netdevs.set_up(netdev.ifindex, state.mtu, {})
         for address in state.addresses:
             host.netdevs.add_address(netdev.ifindex, ip_interface(address))
-        log.info(
-            "A NIC is on the host again. netdev=%s addresses=%s", netdev.name, ",".join(state.addresses)
-        )
+        log.info("A NIC is on the host again. netdev=%s addresses=%s", netdev.name, ",".join(state.addresses))
     except NetlinkRefusedError as error:
         log.warning("A NIC does not get back what it had. netdev=%s reason=%r", netdev.name, str(error))
 

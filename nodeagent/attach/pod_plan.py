@@ -23,8 +23,8 @@ _TABLE_FIRST = 1000
 class PlannedVf(Struct, frozen=True):
     """``pf`` is the PCI address of the PF. ``address`` is that in a pod, with the length of its prefix. ``refusal``
     says why there is none although the settings ask for one. ``mtu`` is that of the PF; ``None``: as it is. ``mac`` is
-    set for a share of the HCA ``pf``: the MAC address of the netdev that a pod gets on top of it. ``whole``: it is a NIC
-    as a whole, its own PF, and ``kept`` are the addresses that it has on the host and takes along."""
+    set for a share of the HCA ``pf``: the MAC address of the netdev that a pod gets on top of it. ``whole``: it is a
+    NIC as a whole, and ``kept`` are the addresses that it has on the host and takes along."""
 
     rail: int
     mtu: int | None = None
@@ -42,10 +42,11 @@ class PlannedVf(Struct, frozen=True):
 
 
 class AttachPlan(Struct, frozen=True):
-    """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address, the shares
-    of HCAs and the NICs that pods get as a whole. ``on``: new pods get netdevs; otherwise only those that have some keep them until their end. ``probe``: ask
-    whether another NIC has the address. ``ipam`` is the section of the plugin that gives the addresses, a pattern of
-    the rails; ``None``: those of ``vfs`` count. ``taken`` are the addresses that it must not give, and their owners."""
+    """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address, the shares of
+    HCAs, and the NICs that pods get as a whole. ``on``: new pods get netdevs; otherwise only those that have some keep
+    them until their end. ``probe``: ask whether another NIC has the address. ``ipam`` is the section of the plugin that
+    gives the addresses, a pattern of the rails; ``None``: those of ``vfs`` count. ``taken`` are the addresses that it
+    must not give, and their owners."""
 
     interface: str
     vfs: Mapping[str, PlannedVf]

@@ -110,9 +110,9 @@ def _whole_nics(snapshot: Snapshot, whole: Collection[str]) -> Iterator[Function
     for function in snapshot.functions:
         address = function.pci_address
         offered = address in whole and address in snapshot.whole_nics
-        if function.parent is None and (offered or address in held) and address not in needed:
-            if has_netdev(function):
-                yield function
+        ours = function.parent is None and (offered or address in held)
+        if ours and address not in needed and has_netdev(function):
+            yield function
 
 
 def _planned_nic(

@@ -67,8 +67,8 @@ LEAVES_WITHIN_S = 5.0
 machine under load starts the second of two programs within this time."""
 
 TRAINS_WITHIN_S = 20.0
-"""The time that a port may take to have carrier after it is set up, when a pod has given its netdev back. Our own choice:
-a port of 400G trains for some seconds."""
+"""The time that a port may take to have carrier after it is set up, when a pod has given its netdev back. Our own
+choice: a port of 400G trains for some seconds."""
 
 _OLDER_S = 2.0
 """Facts that are older than a sample by more than this were not read after the event that the sample shows."""

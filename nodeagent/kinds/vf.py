@@ -382,8 +382,8 @@ def suits(vf_driver: VfDriver, vf: Function) -> bool:
 
 
 def has_netdev(vf: Function) -> bool:
-    """Whether a VF has a netdev of Ethernet, on the host or in a pod. The kernel does not report to which PCI function a
-    netdev of virtio belongs."""
+    """Whether a VF has a netdev of Ethernet, on the host or in a pod. Not one of virtio: the kernel does not report its
+    PCI address."""
     return (
         vf.driver not in (None, "virtio-pci")
         and not vf.by_vfio

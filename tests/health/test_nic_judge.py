@@ -242,7 +242,9 @@ def test_a_nic_that_comes_back_and_is_set_up_has_time_to_train_its_link() -> Non
         assert bench.wait(15).health().allocatable is True
         assert bench.set(admin_up=True, carrier=True, operstate="up", at=bench.now + 1).health() == HEALTHY
     bench.set(carrier=False, operstate="down", at=bench.now + 60)
-    assert (bench.reasons()[0], bench.health().allocatable) == ("carrier_down", False), "a cable is lost at once"
+    assert (bench.reasons()[0], bench.health().allocatable) == ("carrier_down", False), (
+        "a cable is lost at once"
+    )
 
 
 def test_a_nic_that_comes_back_without_its_cable_is_withdrawn() -> None:

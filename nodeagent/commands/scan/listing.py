@@ -250,7 +250,13 @@ def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:
         return ""
     by_plugin = None if plan.ipam is None else f"by {plan.ipam['type']}"
     rows = [
-        (device, vf.rail, interface_name(plan.interface, vf.rail, 0), vf.mtu, ", ".join(vf.addresses) or by_plugin)
+        (
+            device,
+            vf.rail,
+            interface_name(plan.interface, vf.rail, 0),
+            vf.mtu,
+            ", ".join(vf.addresses) or by_plugin,
+        )
         for device, vf in sorted(plan.vfs.items())
         if not is_share(device) or device.endswith("::0")
     ]

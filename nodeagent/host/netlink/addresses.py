@@ -39,7 +39,9 @@ def addresses_by_ifindex(
     """Ask this socket of rtnetlink, as ``Addresses.read``. ``lasting``: without the IPv6 addresses that router
     advertisements give, and take away."""
     found: dict[int, list[Interface]] = {}
-    dumped = rtnetlink.dump(_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0), lambda body: tuple(_of(body, lasting=lasting)))
+    dumped = rtnetlink.dump(
+        _GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0), lambda body: tuple(_of(body, lasting=lasting))
+    )
     for ifindex, interface in (pair for pairs in dumped for pair in pairs):
         found.setdefault(ifindex, []).append(interface)
     return {ifindex: tuple(sorted(of, key=lambda one: (one.version, one))) for ifindex, of in found.items()}
@@ -51,5 +53,10 @@ def _of(payload: bytes, *, lasting: bool) -> Iterator[tuple[int, Interface]]:
     raw = attrs.get(_IFA_LOCAL) or attrs.get(_IFA_ADDRESS)
     flags |= int.from_bytes(attrs.get(_IFA_FLAGS, b""), "little")
     passing = lasting and family == socket.AF_INET6 and not flags & _LASTING
-    if raw is not None and not flags & _UNUSABLE and not passing and family in (socket.AF_INET, socket.AF_INET6):
+    if (
+        raw is not None
+        and not flags & _UNUSABLE
+        and not passing
+        and family in (socket.AF_INET, socket.AF_INET6)
+    ):
         yield ifindex, ip_interface((raw, length))
