@@ -184,9 +184,7 @@ def test_addresses_of_a_cni_plugin_stay_and_ours_are_compared() -> None:
 
 def test_a_claim_on_a_nic_as_a_whole_names_one_device_and_keeps_its_address() -> None:
     nic = PF.pf
-    functions = tuple(
-        replace(it, num_vfs=0, driver="igb") for it in FACTS.functions if it.pci_address == nic.pci_address
-    )
+    functions = tuple(replace(it, num_vfs=0) for it in FACTS.functions if it.pci_address == nic.pci_address)
     facts = replace(FACTS, functions=functions)
     text = WITH_ATTACH.replace("kind: vf", "kind: nic")
     (whole,) = [device for device in devices_of(facts, text) if device.pool == "nic"]
