@@ -150,6 +150,16 @@ class AddressPlan(Struct, frozen=True):
             raise AddressPlanError(f"share {share} of its HCA is beyond `attach.shares: {self.shares}`")
         return self._in_part(rail, self.vfs + share + 1, pf, mac, given)
 
+    def nic_address(self, rail: int, *, mac: str | None, given: int = 0) -> VfAddress:
+        """The address in its pod of a NIC as a whole that has none of its own: that of a PF with this number. See
+        ``address``."""
+        if not given and isinstance(self.of(rail), IPv4Network):
+            raise AddressPlanError(
+                f"rail {rail}: the NIC has no address on the host, which it would keep, and the prefix {self.of(rail)} "
+                "gives it none without `attach.numbers`"
+            )
+        return self._in_part(rail, 0, (), mac, given)
+
     def _in_part(
         self, rail: int, part: int, pf: Iterable[VfAddress], mac: str | None, given: int
     ) -> VfAddress:

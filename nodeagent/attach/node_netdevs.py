@@ -22,9 +22,11 @@ from nodeagent.attach.pod_netdevs import (
     attach,
     devices_in,
     give_back,
+    host_state,
     open_namespace,
     pci_device,
     restore_name,
+    restore_state,
 )
 from nodeagent.attach.pod_plan import AttachPlan, PodLink, has_our_name
 from nodeagent.attach.pod_rdma import PodRdma
@@ -77,7 +79,13 @@ class NodeNetdevs:
         with open_namespace(self._host) as host, open_namespace(network) as there:
             new = {link.device for link in links} - devices_in(there, self._device_of).keys()
             self._refuse_duplicates(host, [link for link in links if link.device in new])
-            self._names.leave({device for device in new if not is_share(device)})
+            here = devices_in(host, self._device_of)
+            nics = {
+                link.device: host_state(host, here[link.device])
+                for link in links
+                if link.whole and link.device in new & here.keys()
+            }
+            self._names.leave({device for device in new if not is_share(device)}, nics)
             attach(host, there, links, self._names.known, self._device_of, self._rdma)
             return self._inside(there)
 
@@ -92,15 +100,21 @@ class NodeNetdevs:
                 name = self._names.known.get(device)
                 if not give_back(host, pod, device, name, self._device_of, self._rdma):
                     log.warning("A VF does not leave its pod. vf=%s namespace=%s", device, network)
+            if plan is not None and not self._names.left.keys().isdisjoint(devices):
+                self._learn(host, plan)
 
     def restore_names(self, plan: AttachPlan) -> dict[str, Netdev]:
         """Give VFs that came back by themselves their names on the host. Return the netdevs there, as before."""
         with open_namespace(self._host) as host:
             found = self._learn(host, plan)
-            for device, netdev in found.items():
-                if device in plan.vfs and self._is_foreign(plan, device, netdev.name):
-                    restore_name(host, netdev, self._names.known.get(device))
-            return found
+            foreign = {
+                device: netdev
+                for device, netdev in found.items()
+                if self._is_known(plan, device) and self._is_foreign(plan, device, netdev.name)
+            }
+            for device, netdev in foreign.items():
+                restore_name(host, netdev, self._names.known.get(device))
+            return self._learn(host, plan) if foreign.keys() & self._names.left.keys() else found
 
     def _refuse_duplicates(self, host: OpenNamespace, links: Collection[PodLink]) -> None:
         """Ask over the PFs, which are up, whether another NIC has one of the addresses."""
@@ -141,14 +155,19 @@ class NodeNetdevs:
 
     def _learn(self, host: OpenNamespace, plan: AttachPlan) -> dict[str, Netdev]:
         found = devices_in(host, self._device_of)
-        self._names.learn(
-            {
-                device: netdev.name
-                for device, netdev in found.items()
-                if device in plan.vfs and not self._is_foreign(plan, device, netdev.name)
-            }
-        )
+        own = {
+            device: netdev
+            for device, netdev in found.items()
+            if self._is_known(plan, device) and not self._is_foreign(plan, device, netdev.name)
+        }
+        for device in own.keys() & self._names.left.keys():
+            restore_state(host, own[device], self._names.left[device])
+        self._names.learn({device: netdev.name for device, netdev in own.items()})
         return found
+
+    def _is_known(self, plan: AttachPlan, device: str) -> bool:
+        """Whether it is ours to name. A NIC that left by an earlier plan comes back too."""
+        return device in plan.vfs or device in self._names.left
 
     def _is_ours(self, plan: AttachPlan | None, device: str, name: str) -> bool:
         """Whether a netdev in a pod is there by us; the pod may have renamed it, the file of names may be lost."""
@@ -157,7 +176,10 @@ class NodeNetdevs:
         return device in self._names.away or has_our_name(plan, device, name)
 
     def _is_foreign(self, plan: AttachPlan, device: str, name: str) -> bool:
-        """Whether a VF on the host has a name from a pod, or one that the kernel made because that was taken."""
+        """Whether a VF on the host has a name from a pod, or one that the kernel made because that was taken. The host
+        itself may name a NIC as a whole ``rail0``: its name is its own unless it comes from a pod."""
+        if device not in plan.vfs or plan.vfs[device].whole:
+            return self._names.is_foreign(device, name)
         return (
             self._names.is_foreign(device, name)
             or has_our_name(plan, device, name)

@@ -13,10 +13,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from errno import EEXIST, ENOENT
+from ipaddress import ip_interface
 from typing import NamedTuple
 
 from nodeagent.attach.address_plan import VfAddress
 from nodeagent.attach.attach_files import AttachStep
+from nodeagent.attach.host_names import HostState
 from nodeagent.attach.pod_plan import PodLink
 from nodeagent.attach.pod_rdma import PodRdma
 from nodeagent.attach.share_netdevs import is_share, share_group, share_of
@@ -196,6 +198,25 @@ def give_back(
             _rename(host, here, name)
         return here is not None
     return False
+
+
+def host_state(host: OpenNamespace, netdev: Netdev) -> HostState:
+    """What a NIC as a whole has on the host. Raises ``NetlinkError``."""
+    own = addresses_by_ifindex(host.netdevs, lasting=True).get(netdev.ifindex, ())
+    kept = tuple(str(one) for one in own if not one.is_link_local)
+    return HostState(kept, netdev.mtu, netdev.admin_up)
+
+
+def restore_state(host: OpenNamespace, netdev: Netdev, state: HostState) -> None:
+    """Give a NIC as a whole on the host what it had there: MTU, up, addresses. The kernel adds the routes of these."""
+    try:
+        if state.up:
+            host.netdevs.set_up(netdev.ifindex, state.mtu, {})
+        for address in state.addresses:
+            host.netdevs.add_address(netdev.ifindex, ip_interface(address))
+        log.info("A NIC is on the host again. netdev=%s addresses=%s", netdev.name, ",".join(state.addresses))
+    except NetlinkRefusedError as error:
+        log.warning("A NIC does not get back what it had. netdev=%s reason=%r", netdev.name, str(error))
 
 
 def restore_name(host: OpenNamespace, netdev: Netdev, name: str | None) -> None:

@@ -23,7 +23,8 @@ _TABLE_FIRST = 1000
 class PlannedVf(Struct, frozen=True):
     """``pf`` is the PCI address of the PF. ``address`` is that in a pod, with the length of its prefix. ``refusal``
     says why there is none although the settings ask for one. ``mtu`` is that of the PF; ``None``: as it is. ``mac`` is
-    set for a share of the HCA ``pf``: the MAC address of the netdev that a pod gets on top of it."""
+    set for a share of the HCA ``pf``: the MAC address of the netdev that a pod gets on top of it. ``whole``: it is a
+    NIC as a whole, and ``kept`` are the addresses that it has on the host and takes along."""
 
     rail: int
     mtu: int | None = None
@@ -31,13 +32,21 @@ class PlannedVf(Struct, frozen=True):
     refusal: str = ""
     pf: str = ""
     mac: str = ""
+    whole: bool = False
+    kept: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Those in a pod."""
+        return self.kept if self.address is None else (*self.kept, self.address)
 
 
 class AttachPlan(Struct, frozen=True):
-    """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address, and the shares
-    of HCAs. ``on``: new pods get netdevs; otherwise only those that have some keep them until their end. ``probe``: ask
-    whether another NIC has the address. ``ipam`` is the section of the plugin that gives the addresses, a pattern of
-    the rails; ``None``: those of ``vfs`` count. ``taken`` are the addresses that it must not give, and their owners."""
+    """``interface`` is the pattern of names in pods; ``vfs`` are the VFs with a netdev, by PCI address, the shares of
+    HCAs, and the NICs that pods get as a whole. ``on``: new pods get netdevs; otherwise only those that have some keep
+    them until their end. ``probe``: ask whether another NIC has the address. ``ipam`` is the section of the plugin that
+    gives the addresses, a pattern of the rails; ``None``: those of ``vfs`` count. ``taken`` are the addresses that it
+    must not give, and their owners."""
 
     interface: str
     vfs: Mapping[str, PlannedVf]
@@ -58,7 +67,7 @@ class PodLink(Struct, frozen=True):
     """The netdev of one VF or share in its pod. ``table`` is its routing table, and the priority of its rule. ``asks``:
     the PCI address of the PF that asks whether another NIC has the address; ``None``: nobody does. ``parent``: that of
     the PF on which the netdev of a share is made, with this ``mac``; ``None``: it is a VF's, and is moved.
-    ``routes`` are in its table alone."""
+    ``routes`` are in its table alone. ``whole``: a NIC as a whole, which gets on the host again what it had there."""
 
     device: str
     rail: int
@@ -70,6 +79,7 @@ class PodLink(Struct, frozen=True):
     parent: str | None = None
     mac: str = ""
     routes: tuple[PodRoute, ...] = ()
+    whole: bool = False
 
 
 def pod_links(
@@ -96,11 +106,12 @@ def pod_links(
                 vf.rail,
                 interface_name(plan.interface, vf.rail, place),
                 vf.mtu,
-                () if vf.address is None else (ip_interface(vf.address),),
+                tuple(map(ip_interface, vf.addresses)),
                 _TABLE_FIRST + vf.rail * OF_A_RAIL_MAX + place,
                 vf.pf if plan.probe and vf.pf else None,
                 vf.pf if vf.mac else None,
                 vf.mac,
+                whole=vf.whole,
             )
         )
     return tuple(links)

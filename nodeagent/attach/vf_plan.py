@@ -8,13 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address, ip_interface
 from itertools import chain
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from nodeagent.attach.address_plan import AddressPlan, AddressPlanError, VfAddress
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.given_numbers import GivenNumbers
+from nodeagent.attach.host_names import HostState
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.attach.share_netdevs import is_share, share_group, share_mac
 from nodeagent.fabric.rail_partners import RailNumber
@@ -38,11 +41,12 @@ def attach_plan(
     gateways: Iterable[IPv4Address] = (),
     offered: Iterable[Devices] = (),
     numbers: GivenNumbers | None = None,
+    whole: Collection[str] = (),
 ) -> AttachPlan:
     """The plan for each VF with a netdev whose PF has a rail. Pure. ``rails`` are those of the PFs; ``addresses`` are
     ``None`` where they cannot be known, as on a machine that is looked at from elsewhere. ``gateways`` are those of the
     node's routes. ``offered`` are the devices of the resources, of which shares of HCAs have netdevs too. ``numbers``
-    is the controller's word; ``None``: it is not asked."""
+    is the controller's word; ``None``: it is not asked. ``whole`` are the NICs that the settings offer as a whole."""
     links = {link.pci_address: link for link in snapshot.links}
     addressing = settings.address_plan
     taken = ({} if numbers is None else dict(numbers.taken)) | _taken(snapshot, addresses or {}, gateways)
@@ -63,6 +67,12 @@ def attach_plan(
             asked=numbers is not None,
         )
         vfs[vf.pci_address] = PlannedVf(rails[pf], None if link is None else link.mtu, address, refusal, pf)
+    for nic in _whole_nics(snapshot, whole):
+        if nic.pci_address in rails:
+            own = None if addresses is None else addresses.get(nic.pci_address, ())
+            vfs[nic.pci_address] = _planned_nic(
+                settings, nic, rails[nic.pci_address], own, taken, names[nic.pci_address], numbers
+            )
     vfs |= dict(_planned_shares(addressing, snapshot, rails, addresses, taken, offered, numbers))
     kept = {} if settings.ipam is None else {str(ip): taken[ip] for ip in sorted(taken, key=str)}
     return AttachPlan(settings.interface or "", vfs, probe=settings.probe, ipam=settings.ipam, taken=kept)
@@ -91,6 +101,55 @@ def node_numbers(
                     number = number or given.number
                 found.append(NodeNumber(pf, str(prefix), number))
     return tuple(found)
+
+
+def _whole_nics(snapshot: Snapshot, whole: Collection[str]) -> Iterator[Function]:
+    """Yield the NICs that pods get as a whole: those on offer, and those that pods still hold after somebody has made
+    VFs of them. Never one that the host needs."""
+    needed = {link.pci_address for link in snapshot.links if link.default_route or link.node_address}
+    held = {id_ for holding in snapshot.holdings or () for id_ in holding.device_ids}
+    for function in snapshot.functions:
+        address = function.pci_address
+        offered = address in whole and address in snapshot.whole_nics
+        ours = function.parent is None and (offered or address in held)
+        if ours and address not in needed and has_netdev(function):
+            yield function
+
+
+def _planned_nic(
+    settings: AttachSettings,
+    nic: Function,
+    rail: int,
+    own: tuple[VfAddress, ...] | None,
+    taken: Mapping[IPv4Address | IPv6Address, str],
+    name: str,
+    numbers: GivenNumbers | None,
+) -> PlannedVf:
+    """A NIC as a whole: it keeps the addresses that it has on the host. If it has none of the plan's version, the plan
+    gives it one, that of a PF."""
+    plan, planned = settings.address_plan, PlannedVf(rail, pf=nic.pci_address, whole=True)
+    if settings.ipam is not None:
+        return planned
+    kept = tuple(one for one in own or () if not one.is_link_local)
+    planned = replace(planned, kept=tuple(map(str, kept)))
+    if plan is None:
+        return replace(planned, pf="")
+    version = 6 if ":" in plan.prefix else 4
+    try:
+        if own is None and version == 4:
+            return replace(planned, refusal="the addresses of the NIC are not known here")
+        given = _agreed(plan, rail, kept, name, numbers)
+        if any(one.version == version for one in kept):
+            return replace(planned, pf="")  # nobody asks for an address that it has already
+        address = plan.nic_address(rail, mac=nic.mac, given=given)
+    except AddressPlanError as error:
+        return replace(planned, refusal=str(error))
+    if (owner := taken.get(address.ip)) is not None:
+        return replace(
+            planned,
+            refusal=f"rail {rail}: {address.ip}, which the plan gives the NIC, is the address of {owner}",
+        )
+    return replace(planned, address=str(address))
 
 
 def _planned_shares(
@@ -246,11 +305,20 @@ def route_gateways(routes: str | None = None) -> tuple[IPv4Address, ...]:
 
 
 def pf_addresses(pfs: Collection[str] | None) -> dict[str, tuple[VfAddress, ...]]:
-    """Read the addresses of these PFs on the host, ``None``: of all PCI functions. Blocks; raises ``NetlinkError``."""
+    """Read the lasting addresses of these PFs on the host, ``None``: of all PCI functions. Blocks; raises
+    ``NetlinkError``."""
     with Netdevs() as netdevs, Addresses() as addresses:
-        by_ifindex = addresses.read()
+        by_ifindex = addresses.read(lasting=True)
         return {
             netdev.pci_address: by_ifindex.get(netdev.ifindex, ())
             for netdev in netdevs.read()
             if netdev.pci_address is not None and (pfs is None or netdev.pci_address in pfs)
         }
+
+
+def with_left(addresses: PfAddresses, left: Mapping[str, HostState]) -> PfAddresses:
+    """The addresses of PFs, with those that NICs had before they left for a pod; they have none on the host now."""
+    return {
+        **addresses,
+        **{nic: tuple(map(ip_interface, state.addresses)) for nic, state in left.items()},
+    }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -100,12 +100,14 @@ async def reported_rails(node_access: NodeAccess, resources: Iterable[ResourceSe
 
 
 class AgentOffer(Protocol):
-    """The resources that the agent offers now, and the rail of each PF."""
+    """The resources that the agent offers now, the rail of each PF, and the NICs that the settings offer as a whole."""
 
     @property
     def offered(self) -> Sequence[DeviceKind]: ...
     @property
     def rails(self) -> Mapping[str, int]: ...
+    @property
+    def whole(self) -> Collection[str]: ...
     @property
     def dra(self) -> DraOffer: ...
 

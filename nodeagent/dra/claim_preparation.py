@@ -452,7 +452,7 @@ def _prepared(
     device, result = share.device, share.result
     slices = device.slices(share.amount)
     given = [name.rpartition("=") for name in allocation.cdi_devices]
-    own = [f"{kind}={name}" for kind, _, name in given if name == device.parent]
+    own = [f"{kind}={name}" for kind, _, name in given if name == device.parent and kind != ATTACHED_KIND]
     own += [
         f"{kind}={name}-{netdevs.stamp}"
         for kind, _, name in given

@@ -26,7 +26,9 @@ def pods_by_device(snapshot: Snapshot) -> Mapping[str, tuple[str, ...]]:
 
 def netdevs_by_device(snapshot: Snapshot) -> Mapping[str, tuple[PodNetdev, ...]]:
     """The netdevs in pods by the PCI address of the PF. One whose VF has gone is of none."""
-    parents = {function.pci_address: function.parent for function in snapshot.functions}
+    parents = {
+        function.pci_address: function.parent or function.pci_address for function in snapshot.functions
+    }
     found: dict[str, list[PodNetdev]] = {}
     for netdev in snapshot.pod_netdevs:
         if (parent := parents.get(netdev.device)) is not None:

@@ -66,6 +66,10 @@ LEAVES_WITHIN_S = 5.0
 """A netdev that is to go into a pod is set down and then moved, by one program, within milliseconds. Our own choice: a
 machine under load starts the second of two programs within this time."""
 
+TRAINS_WITHIN_S = 20.0
+"""The time that a port may take to have carrier after it is set up, when a pod has given its netdev back. Our own
+choice: a port of 400G trains for some seconds."""
+
 _OLDER_S = 2.0
 """Facts that are older than a sample by more than this were not read after the event that the sample shows."""
 _LEVELS = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
@@ -107,6 +111,8 @@ class NicState(JudgedDevice):
         """Unused by configuration."""
         self._was_away = False
         """A pod has had its netdev, which has not been set up since."""
+        self._set_up_at: float | None = None
+        """When the netdev was set up for the first time after a pod had it."""
         self.failed_since: dict[str, float] = {}
         """Since when the PF, and each VF by a fault of its own, has failed; by PCI address."""
 
@@ -125,7 +131,12 @@ class NicState(JudgedDevice):
         self.function, self.link, self.reasons = function, link, faults
         self._faults = frozenset(reason.key for reason in faults)
         self.netdev = link.netdev if link is not None else self.netdev
-        self._was_away = self.away or (self._was_away and (link is None or not link.admin_up))
+        was_away, self._was_away = (
+            self._was_away,
+            self.away or (self._was_away and (link is None or not link.admin_up)),
+        )
+        if was_away and not self._was_away:
+            self._set_up_at = now
         if self._was_away:
             self.losses.explain(now)
         self._note_settings(now)
@@ -354,7 +365,11 @@ class NicState(JudgedDevice):
 
     def _in_time(self, rule: Rule) -> Rule:
         """Return the rule as it is for this PF. One without VFs may be set down only to be moved into a pod as a whole:
-        it is withdrawn if it has not left after ``LEAVES_WITHIN_S``."""
+        it is withdrawn if it has not left after ``LEAVES_WITHIN_S``. One that a pod gave back has no carrier for
+        ``TRAINS_WITHIN_S`` after it is set up."""
+        at = self._set_up_at
+        if rule.key == Fault.CARRIER_DOWN and at is not None and self._now < at + TRAINS_WITHIN_S:
+            return replace(rule, enter_for_s=max(rule.enter_for_s, TRAINS_WITHIN_S))
         if rule.key != Fault.ADMIN_DOWN or self.function.num_vfs or not self._seen_up:
             return rule
         return replace(rule, enter_for_s=max(rule.enter_for_s, LEAVES_WITHIN_S))

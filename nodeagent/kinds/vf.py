@@ -84,7 +84,7 @@ class VfPool(DeviceKind, frozen=True):
 
     @property
     def attaches(self) -> bool:
-        return self.attach and not self.whole
+        return self.attach
 
     @property
     def whole_nics(self) -> tuple[str, ...]:
@@ -382,9 +382,10 @@ def suits(vf_driver: VfDriver, vf: Function) -> bool:
 
 
 def has_netdev(vf: Function) -> bool:
-    """Whether a VF has a netdev of Ethernet, on the host or in a pod."""
+    """Whether a VF has a netdev of Ethernet, on the host or in a pod. Not one of virtio: the kernel does not report its
+    PCI address."""
     return (
-        vf.driver is not None
+        vf.driver not in (None, "virtio-pci")
         and not vf.by_vfio
         and vf.vdpa is None
         and vf.link_type == ETHERNET

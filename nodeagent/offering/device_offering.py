@@ -103,6 +103,10 @@ class DeviceOffering:
     def rails(self) -> Mapping[str, int]:
         return self._offer.rails
 
+    @property
+    def whole(self) -> frozenset[str]:
+        return self._offer.whole
+
     def shown(self) -> OfferView:
         """The offer as pages show it."""
         return OfferView(

@@ -180,3 +180,28 @@ def test_addresses_of_a_cni_plugin_stay_and_ours_are_compared() -> None:
     other = {**ours, "networkData": {**ours["networkData"], "ips": ["10.9.0.4/24"]}}
     assert not same([ours], own_entries({"status": {"devices": [other]}}))
     assert same([ours], own_entries({"status": {"devices": [ours]}}))
+
+
+def test_a_claim_on_a_nic_as_a_whole_names_one_device_and_keeps_its_address() -> None:
+    nic = PF.pf
+    functions = tuple(replace(it, num_vfs=0) for it in FACTS.functions if it.pci_address == nic.pci_address)
+    facts = replace(FACTS, functions=functions)
+    text = WITH_ATTACH.replace("kind: vf", "kind: nic")
+    (whole,) = [device for device in devices_of(facts, text) if device.pool == "nic"]
+    plan = AttachPlan("rail{rail}", {nic.pci_address: PlannedVf(0, whole=True, kept=("10.100.0.7/16",))})
+    record = prepare_claim(
+        decoded(claim_of("c", result(whole, 1, "r"), uid="0b3c-77")),
+        node=NODE,
+        devices=[whole],
+        snapshot=facts,
+        others=(),
+        sequence=1,
+        attach=plan,
+    )
+    (device,) = record.devices
+    assert device.cdi_devices == (
+        f"{CDI_KIND}=0b3c-77-0",
+        f"nodeagent.io/attached={nic.pci_address}-0b3c77.1",
+    )
+    (interface,) = device.interfaces
+    assert (interface.in_pod, interface.addresses) == ("rail0", ("10.100.0.7/16",))

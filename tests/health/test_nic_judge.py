@@ -234,6 +234,26 @@ def test_a_nic_that_a_pod_gives_back_set_down_can_be_given_again_and_its_way_is_
     assert (bench.reasons()[0], bench.health().allocatable) == ("admin_down", False), "a person did this"
 
 
+def test_a_nic_that_comes_back_and_is_set_up_has_time_to_train_its_link() -> None:
+    bench = two_up().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=3)
+    for _ in range(2):
+        _returns(_moves(bench), admin_up=False)
+        bench.set(admin_up=True, carrier=False, operstate="down", at=bench.now + 1)
+        assert bench.wait(15).health().allocatable is True
+        assert bench.set(admin_up=True, carrier=True, operstate="up", at=bench.now + 1).health() == HEALTHY
+    bench.set(carrier=False, operstate="down", at=bench.now + 60)
+    assert (bench.reasons()[0], bench.health().allocatable) == ("carrier_down", False), (
+        "a cable is lost at once"
+    )
+
+
+def test_a_nic_that_comes_back_without_its_cable_is_withdrawn() -> None:
+    bench = two_up().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=3)
+    _returns(_moves(bench), admin_up=False)
+    bench.set(admin_up=True, carrier=False, operstate="down", at=bench.now + 1)
+    assert (bench.wait(25).reasons()[0], bench.health().allocatable) == ("carrier_down", False)
+
+
 def test_a_restart_of_the_agent_does_not_take_back_a_nic_that_a_pod_gave_back_set_down() -> None:
     bench = two_up().sample(LINK, at=1001, admin_up=1, carrier=1, carrier_down=3)
     _returns(_moves(bench), admin_up=False)

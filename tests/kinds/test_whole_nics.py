@@ -85,10 +85,14 @@ def test_a_container_gets_what_it_gets_of_a_vf() -> None:
     assert json.loads(ours.text) == content
 
 
-def test_attach_moves_no_netdev_of_a_whole_nic_and_no_container_waits_for_it() -> None:
+def test_with_attach_a_container_waits_for_its_nic_unless_the_kernel_hides_which_one_it_is() -> None:
     attached, nic = replace(WHOLE0, attach=True), replace(NIC, link_type="ethernet")
-    assert not attached.attaches
-    assert attached.allocate(machine(nic), [nic.pci_address]).cdi_devices == ()
+    assert attached.attaches
+    assert attached.allocate(machine(nic), [nic.pci_address]).cdi_devices == (
+        f"nodeagent.io/attached={nic.pci_address}",
+    )
+    virtio = replace(nic, driver="virtio-pci")
+    assert attached.allocate(machine(virtio), [nic.pci_address]).cdi_devices == ()
 
 
 def test_the_message_of_a_shortage_speaks_of_nics() -> None:

@@ -26,7 +26,7 @@ BOOT_S = 3600
 STEPS = (
     "facts", "bare", "apply", "compared", "late", "agree", "pod", "vfio", "namespace", "attached", "held", "cable",
     "administered", "removed", "unplugged", "unbound",
-    "lldp", "metrics", "doctor", "restart", "bereft", "stop", "whole",
+    "lldp", "metrics", "doctor", "restart", "bereft", "stop", "whole", "whole_pods",
     "rail_netem", "rail_rxe", "rail_vrf", "rail_bond",
 )  # fmt: skip
 

@@ -645,6 +645,47 @@ def test_a_nic_whose_cable_is_lost_is_withdrawn_as_a_whole(run: Run) -> None:
     ]  # fmt: skip
 
 
+def test_whole_nics_go_into_pods_with_their_own_address_or_that_of_the_plan(run: Run) -> None:
+    data = run.step("whole_pods")
+    first, second = data["nics"]
+    shown = {
+        name: {rail: (link["pci"], link["mtu"], link["up"], link["addresses"]) for rail, link in pod.items()}
+        for name, pod in data["begun"].items()
+        if name in ("pod", "other")
+    }
+    assert shown == {
+        "pod": {"rail2": (first, 1400, True, ["10.102.0.7/16"])},
+        "other": {"rail2": (second, 1500, True, ["10.102.0.9/16"])},
+    }
+    assert data["begun"]["host"] == {}
+    assert data["begun"]["spec"] == data["synchronized"] == sorted([first, second])
+
+
+def test_whole_nics_of_two_pods_exchange_tcp_and_pings(run: Run) -> None:
+    data = run.step("whole_pods")
+    assert data["tcp"] == "100000 from 10.102.0.7"
+    assert data["pings"] >= 9
+
+
+def test_whole_nics_of_ended_pods_have_their_name_address_and_mtu_on_the_host_and_are_up(run: Run) -> None:
+    data = run.step("whole_pods")
+    first, second = data["nics"]
+    assert data["before"][first]["addresses"] == ["10.102.0.7/16"]
+    assert (data["before"][first]["mtu"], data["before"][first]["up"]) == (1400, True)
+    assert data["ended"] == {"pod": {}, "host": {first: data["before"][first]}, "spec": [second]}
+    assert data["all_ended"] == {"host": data["before"], "spec": []}
+
+
+def test_whole_nics_of_a_namespace_that_died_unseen_are_on_the_host_as_before(run: Run) -> None:
+    data = run.step("whole_pods")
+    first, second = data["nics"]
+    assert set(data["third"]["pod"]) == {"rail2", "rail2b"}
+    returned = {nic: (data["returned"][nic]["name"], data["returned"][nic]["up"]) for nic in data["nics"]}
+    assert returned == {first: ("rail2", False), second: ("rail2b", False)}  # by the kernel
+    assert data["returned"][first]["addresses"] == []
+    assert data["restored"] == {"host": data["before"], "spec": []}
+
+
 def test_the_kernel_is_that_of_the_package_and_has_two_numa_nodes(run: Run) -> None:
     assert run.step("facts")["kernel"] == run.manifest["kernel"]
     assert run.step("facts")["nodes"] == "0-1"

@@ -23,9 +23,10 @@ from nodeagent.agent_config import Config, config_digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.attach.address_plan import interface_name
 from nodeagent.attach.given_numbers import read_given_numbers
+from nodeagent.attach.host_names import read_left
 from nodeagent.attach.pod_plan import AttachPlan
 from nodeagent.attach.share_netdevs import is_share
-from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways
+from nodeagent.attach.vf_plan import PfAddresses, attach_plan, pf_addresses, route_gateways, with_left
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.plain_text import few
 from nodeagent.base.supervise import beside
@@ -56,6 +57,8 @@ from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import named
 from nodeagent.kinds.device_list_size import status_remarks
+from nodeagent.kinds.hardware_selection import offers_vfs_of
+from nodeagent.kinds.resource_settings import network_entries
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.link_selection import select
@@ -84,7 +87,10 @@ async def show_machine(config: Config, options: argparse.Namespace) -> int:
     else:
         views = _once(config, root, options.wait, agent, fetch)
     named, code = options.json, GOOD
-    addresses = await in_thread(partial(_addresses_of_pfs, root)) if config.attach.interface else None
+    addresses = None
+    if config.attach.interface:
+        state = Tree(Path("/")).path(config.health.state_directory)
+        addresses = await in_thread(partial(_addresses_of_pfs, root, state))
     with watching(in_place=options.watch is not None and not options.json) as show:
         async for view in views:
             if not named:
@@ -207,12 +213,13 @@ async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncItera
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def _addresses_of_pfs(root: Path) -> PfAddresses | None:
-    """The addresses of the PFs of this machine; ``None`` for one that is somewhere else. Blocks."""
+def _addresses_of_pfs(root: Path, state: Path) -> PfAddresses | None:
+    """The addresses of the PFs of this machine; ``None`` for one that is somewhere else. ``state`` is the state
+    directory. Blocks."""
     if root != Path("/"):
         return None
     with suppress(NetlinkError):
-        return pf_addresses(None)
+        return with_left(pf_addresses(None), read_left(state))
     return None
 
 
@@ -227,16 +234,29 @@ def _pod_plan(config: Config, view: MachineView, addresses: PfAddresses | None) 
     if config.attach.numbers and addresses is not None:
         given = read_given_numbers(Tree(Path("/")).path(config.health.state_directory), node_name(Path("/")))
     offered = [devices for _, of_resource in view.resources for devices in of_resource]
-    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, offered, given)
+    links = {link.pci_address: link for link in view.snapshot.links}
+    entries = [entry for entry in network_entries(config.resources) if entry.whole]
+    whole = {
+        address
+        for address, nic in view.snapshot.whole_nics.items()
+        if any(offers_vfs_of(entry, nic, links.get(address)) for entry in entries)
+    }
+    return attach_plan(config.attach, view.snapshot, rails, addresses, gateways, offered, given, whole)
 
 
 def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:
-    """The planned VFs and the first share of each HCA, and below them why some have no address."""
+    """The planned VFs, NICs and the first share of each HCA, and below them why some have no address."""
     if plan is None:
         return ""
     by_plugin = None if plan.ipam is None else f"by {plan.ipam['type']}"
     rows = [
-        (device, vf.rail, interface_name(plan.interface, vf.rail, 0), vf.mtu, vf.address or by_plugin)
+        (
+            device,
+            vf.rail,
+            interface_name(plan.interface, vf.rail, 0),
+            vf.mtu,
+            ", ".join(vf.addresses) or by_plugin,
+        )
         for device, vf in sorted(plan.vfs.items())
         if not is_share(device) or device.endswith("::0")
     ]

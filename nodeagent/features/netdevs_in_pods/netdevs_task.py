@@ -49,7 +49,13 @@ async def _plan(core: AgentCore, settings: AttachSettings, node: str | None) -> 
         return (one for kind in core.offer.offered if kind.attaches for one in kind.devices(snapshot))
 
     await PlanWriter(
-        settings, core.inventory, lambda: core.offer.rails, core.state, offered=offered, node=node or ""
+        settings,
+        core.inventory,
+        lambda: core.offer.rails,
+        core.state,
+        offered=offered,
+        node=node or "",
+        whole=lambda: core.offer.whole,
     ).run()
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.attach.attach_settings import AttachSettings
 from nodeagent.attach.given_numbers import read_given_numbers
+from nodeagent.attach.host_names import read_left
 from nodeagent.attach.plan_file import write_attach_plan
 from nodeagent.attach.vf_plan import (
     PfAddresses,
@@ -21,6 +22,7 @@ from nodeagent.attach.vf_plan import (
     node_numbers,
     pf_addresses,
     route_gateways,
+    with_left,
 )
 from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.facts.allocation import Devices
@@ -35,8 +37,8 @@ _WRITE_S = 5.0
 
 
 class PlanWriter:
-    """``rails`` returns the rail of each PF, ``offered`` the devices that get netdevs. ``node`` is the name of
-    the Node. Belongs to one event loop."""
+    """``rails`` returns the rail of each PF, ``offered`` the devices that get netdevs, ``whole`` the NICs that the
+    settings offer as a whole. ``node`` is the name of the Node. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -47,10 +49,11 @@ class PlanWriter:
         read_addresses: Callable[[frozenset[str]], PfAddresses] = pf_addresses,
         offered: Callable[[], Iterable[Devices]] = tuple,
         node: str = "",
+        whole: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._settings, self._inventory, self._rails = settings, inventory, rails
         self._folder, self._node = folder, node
-        self._offered = offered
+        self._offered, self._whole = offered, whole
         self._read = read_addresses
         self._addresses: PfAddresses = {}
         self._calls = BoundedCalls("attach plan", _WRITE_S)
@@ -70,7 +73,7 @@ class PlanWriter:
         if not self._inventory.has_published("pci"):
             return  # the VFs of pods would be in no plan
         try:
-            self._addresses = await self._calls.run(self._read, frozenset(rails))
+            self._addresses = await self._calls.run(self._addresses_of, frozenset(rails))
         except NetlinkError as error:
             log.warning("The addresses of the PFs cannot be read; the last ones stay. reason=%r", str(error))
         try:
@@ -81,8 +84,13 @@ class PlanWriter:
             self._inventory.publish(_SOURCE, node_numbers=numbers)
             gateways = await self._calls.run(route_gateways)
             offered = self._offered()
-            plan = attach_plan(self._settings, snapshot, rails, self._addresses, gateways, offered, given)
+            plan = attach_plan(
+                self._settings, snapshot, rails, self._addresses, gateways, offered, given, self._whole()
+            )
             if await self._calls.run(write_attach_plan, self._folder, plan):
                 log.info("The plan for netdevs in pods was written. vfs=%d", len(plan.vfs))
         except OSError as error:
             log.warning("The plan for pods cannot be written. reason=%r", str(error))
+
+    def _addresses_of(self, pfs: frozenset[str]) -> PfAddresses:
+        return with_left(self._read(pfs), read_left(self._folder))

@@ -16,6 +16,7 @@ Interface = IPv4Interface | IPv6Interface
 _GETADDR = 22
 _ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, ifindex
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_LASTING = 0x80  # IFA_F_PERMANENT
 _UNUSABLE = 0x01 | 0x08 | 0x20 | 0x40
 """IFA_F_TEMPORARY (on IPv4: secondary), DADFAILED, DEPRECATED, TENTATIVE."""
 
@@ -26,24 +27,36 @@ class Addresses(NetlinkSocket):
     def __init__(self) -> None:
         super().__init__(socket.NETLINK_ROUTE, "rtnetlink")
 
-    def read(self) -> dict[int, tuple[Interface, ...]]:
-        """The addresses that other hosts may use, by ifindex, IPv4 first. Raises ``NetlinkError``."""
-        return addresses_by_ifindex(self)
+    def read(self, *, lasting: bool = False) -> dict[int, tuple[Interface, ...]]:
+        """The addresses that other hosts may use, by ifindex, IPv4 first. See ``addresses_by_ifindex``. Raises
+        ``NetlinkError``."""
+        return addresses_by_ifindex(self, lasting=lasting)
 
 
-def addresses_by_ifindex(rtnetlink: NetlinkSocket) -> dict[int, tuple[Interface, ...]]:
-    """Ask this socket of rtnetlink, as ``Addresses.read``."""
+def addresses_by_ifindex(
+    rtnetlink: NetlinkSocket, *, lasting: bool = False
+) -> dict[int, tuple[Interface, ...]]:
+    """Ask this socket of rtnetlink, as ``Addresses.read``. ``lasting``: without the IPv6 addresses that router
+    advertisements give, and take away."""
     found: dict[int, list[Interface]] = {}
-    dumped = rtnetlink.dump(_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0), lambda body: tuple(_of(body)))
+    dumped = rtnetlink.dump(
+        _GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0), lambda body: tuple(_of(body, lasting=lasting))
+    )
     for ifindex, interface in (pair for pairs in dumped for pair in pairs):
         found.setdefault(ifindex, []).append(interface)
     return {ifindex: tuple(sorted(of, key=lambda one: (one.version, one))) for ifindex, of in found.items()}
 
 
-def _of(payload: bytes) -> Iterator[tuple[int, Interface]]:
+def _of(payload: bytes, *, lasting: bool) -> Iterator[tuple[int, Interface]]:
     family, length, flags, _, ifindex = _ADDRESS.unpack_from(payload)
     attrs = attributes(payload, _ADDRESS.size)
     raw = attrs.get(_IFA_LOCAL) or attrs.get(_IFA_ADDRESS)
     flags |= int.from_bytes(attrs.get(_IFA_FLAGS, b""), "little")
-    if raw is not None and not flags & _UNUSABLE and family in (socket.AF_INET, socket.AF_INET6):
+    passing = lasting and family == socket.AF_INET6 and not flags & _LASTING
+    if (
+        raw is not None
+        and not flags & _UNUSABLE
+        and not passing
+        and family in (socket.AF_INET, socket.AF_INET6)
+    ):
         yield ifindex, ip_interface((raw, length))

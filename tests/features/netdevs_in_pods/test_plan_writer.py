@@ -20,6 +20,7 @@ from nodeagent.attach.given_numbers import (
     read_given_numbers,
     write_given_numbers,
 )
+from nodeagent.attach.host_names import HostNames, HostState
 from nodeagent.attach.plan_file import PLAN_FILE, read_attach_plan, switch_off
 from nodeagent.attach.pod_plan import AttachPlan, PlannedVf
 from nodeagent.attach.vf_plan import attach_plan, node_numbers, route_gateways
@@ -27,7 +28,7 @@ from nodeagent.cluster.node_report import report
 from nodeagent.cluster.partner_list import RAIL_READ_S
 from nodeagent.fabric.rail_partners import AnsweredPartner, RailList, RailNumber, RailPartnersSpec
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Function, Identifier, Link, Neighbor, NodeNumber, Snapshot
+from nodeagent.facts.model import Function, Holding, Identifier, Link, Neighbor, NodeNumber, Snapshot
 from nodeagent.features.netdevs_in_pods.number_keeper import keep_numbers
 from nodeagent.features.netdevs_in_pods.plan_writer import PlanWriter
 from nodeagent.kube.access import NodeClaim
@@ -91,6 +92,67 @@ def test_a_vf_whose_pf_gives_no_number_is_planned_with_the_reason() -> None:
         "rail 3: its PF has no address in 10.103.0.0/16, which gives the node its number",
         PF,
     )
+
+
+def test_a_nic_as_a_whole_keeps_its_addresses_and_gets_one_of_the_plan_if_it_has_none() -> None:
+    def planned(
+        *own: str, settings: AttachSettings = SETTINGS, numbers: GivenNumbers | None = None, **changes: object
+    ) -> PlannedVf | None:
+        facts = replace(node(), **changes)
+        addresses = {PF: tuple(map(ip_interface, own))}
+        plan = attach_plan(settings, facts, RAILS, addresses, numbers=numbers, whole={PF})
+        return plan.vfs.get(PF)
+
+    def given(number: int, holder: str = "") -> GivenNumbers:
+        return GivenNumbers(
+            {"nic3": RailNumber(rail="nic3", prefix="10.103.0.0/16", number=number, holder=holder)}
+        )
+
+    own = "10.103.0.7/16"
+    assert planned(own) == PlannedVf(3, whole=True, kept=(own,))
+    assert planned(own, "fe80::1/64").kept == (own,)
+    assert planned("192.168.4.4/24").kept == ("192.168.4.4/24",), "a guest's own network"
+    assert planned(own, settings=AttachSettings(interface="rail{rail}")).kept == (own,)
+    refused = planned()
+    assert refused.refusal.startswith("rail 3: the NIC has no address on the host, which it would keep")
+    assert "attach.numbers" in refused.refusal
+    # The controller gives numbers: that of a PF.
+    assert planned(numbers=given(9)) == PlannedVf(3, None, "10.103.0.9/16", pf=PF, whole=True)
+    assert planned(own, numbers=given(7)).addresses == (own,)
+    assert "had the number 7" in planned(own, numbers=given(7, "other")).refusal
+    assert "not confirmed" in planned(own, numbers=NOTHING_GIVEN).refusal
+    # IPv6: by its MAC address, unless it has an address.
+    sixes = AttachSettings(interface="rail{rail}", addresses="fd00:{rail}::/64")
+    macs = (replace(function(PF), mac="02:00:00:00:00:01"),)
+    assert planned(settings=sixes, functions=macs).address == "fd00:3::ff:fe00:1/64"
+    assert planned("fd00:3::7/64", settings=sixes, functions=macs).addresses == ("fd00:3::7/64",)
+    assert planned(own, settings=sixes, functions=macs).addresses == (own, "fd00:3::ff:fe00:1/64")
+    # An IPAM plugin takes the place of both.
+    by_plugin = AttachSettings(interface="rail{rail}", ipam={"type": "nv-ipam", "poolName": "rail{rail}"})
+    assert planned(own, settings=by_plugin) == PlannedVf(3, pf=PF, whole=True)
+    # Never one that the host needs, and one that has VFs only while a pod holds it.
+    (link,) = node().links
+    for needed in ({"default_route": True}, {"node_address": True}):
+        assert planned(own, links=(replace(link, **needed),)) is None
+    divided = {"functions": (replace(function(PF), num_vfs=1), vf())}
+    assert planned(own, **divided) is None
+    held = (Holding("default", "p", "main", "example.com/nic3", (PF,)),)
+    assert planned(own, **divided, holdings=held).whole
+
+
+async def test_a_nic_in_a_pod_keeps_its_addresses_and_its_number_in_the_plan(tmp_path: Path) -> None:
+    names = HostNames(tmp_path)
+    names.learn({PF: "ens1f0"})
+    names.leave({PF}, {PF: HostState(("10.103.0.7/16",), 1500, up=True)})
+    inventory = Inventory()
+    inventory.publish("pci", functions=node().functions)
+    await PlanWriter(
+        SETTINGS, inventory, lambda: RAILS, tmp_path, lambda _pfs: {}, whole=lambda: {PF}
+    ).write()
+    plan = read_attach_plan(tmp_path)
+    assert plan is not None
+    assert plan.vfs[PF].kept == ("10.103.0.7/16",)
+    assert inventory.snapshot.node_numbers == (NodeNumber(PF, "10.103.0.0/16", 7),)
 
 
 def test_the_address_of_a_pf_a_gateway_or_a_switch_is_given_to_no_vf() -> None:

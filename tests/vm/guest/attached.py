@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from ground import DEVICES, Json, netdev_of, read, rebind, virtual_functions
@@ -179,6 +181,124 @@ async def steps(pfs: list[str], vf_driver: str) -> Json:
     data["returned"] = here(all_vfs)
     await node.attachments.synchronize(())
     data["named"] = {"host": here(all_vfs), "spec": entries()}
+    return data
+
+
+async def on_host(nics: tuple[str, ...]) -> Json:
+    """What NICs as a whole have on the host, as `ip` lists it, by PCI address."""
+    said = json.loads(await asyncio.to_thread(_out, "ip", "-d", "-j", "address"))
+    return {
+        link["parentdev"]: {
+            "name": link["ifname"],
+            "mtu": link["mtu"],
+            "up": "UP" in link["flags"],
+            "addresses": sorted(
+                f"{one['local']}/{one['prefixlen']}" for one in link["addr_info"] if one["scope"] == "global"
+            ),
+        }
+        for link in said
+        if link.get("parentdev") in nics
+    }
+
+
+def _out(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _tcp(client: Netns, server: Netns, source: str, target: str) -> str:
+    """What the server has received over TCP, and from whom."""
+    with server.entered():
+        listening = socket.create_server((target, 4712))
+    with client.entered():
+        out = socket.socket()
+    with listening, out:
+        listening.settimeout(60)
+        out.settimeout(60)
+        out.bind((source, 0))
+        out.connect((target, 4712))
+        accepted, (address, _) = listening.accept()
+        with accepted:
+            out.sendall(b"x" * 100_000)
+            out.shutdown(socket.SHUT_WR)
+            received = 0
+            while chunk := accepted.recv(65536):
+                received += len(chunk)
+    return f"{received} from {address}"
+
+
+def _pings(client: Netns, source: str, target: str) -> int:
+    """The answers to ten echo requests."""
+    with client.entered():
+        raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+    answers = 0
+    with raw:
+        raw.bind((source, 0))
+        raw.settimeout(10)
+        for number in range(10):
+            body = struct.pack("!BBHHH", 8, 0, 0, 4713, number) + b"rail"
+            words = sum(struct.unpack("!6H", body))
+            words = (words & 0xFFFF) + (words >> 16)
+            raw.sendto(body[:2] + struct.pack("!H", ~words & 0xFFFF) + body[4:], (target, 0))
+            with suppress(TimeoutError):
+                while True:
+                    packet = raw.recv(2048)
+                    if packet[20] == 0 and packet[24:28] == struct.pack("!HH", 4713, number):
+                        answers += 1
+                        break
+    return answers
+
+
+async def whole_nics(first: str, second: str) -> Json:
+    """PFs without VFs as NICs of pods. The first one has an address and an MTU on the host, the second one gets one by
+    the plan; a cable joins them."""
+    nics, kept, given = (first, second), "10.102.0.7/16", "10.102.0.9/16"
+    for nic, mtu in ((first, "1400"), (second, "1500")):
+        await asyncio.to_thread(_out, "ip", "link", "set", netdev_of(nic), "mtu", mtu, "up")
+    await asyncio.to_thread(_out, "ip", "address", "add", kept, "dev", netdev_of(first))
+    node = Node([])
+    node.plan = AttachPlan(
+        "rail{rail}",
+        {
+            first: PlannedVf(2, whole=True, kept=(kept,)),
+            second: PlannedVf(2, address=given, pf=second, whole=True),
+        },
+        probe=True,
+    )
+    node.restarted()
+    data: Json = {"nics": nics, "before": await on_host(nics)}
+    with Netns() as pod, Netns() as other:
+        one, two = node.pod("whole-1", pod, first), node.pod("whole-2", other, second)
+        await node.attachments.begin(one)
+        await node.attachments.begin(two)
+        data["begun"] = {
+            "pod": await inside(pod), "other": await inside(other), "host": await on_host(nics), "spec": entries()
+        }  # fmt: skip
+        here_ip, there_ip = kept.partition("/")[0], given.partition("/")[0]
+        try:
+            data["tcp"] = await asyncio.to_thread(_tcp, pod, other, here_ip, there_ip)
+            data["pings"] = await asyncio.to_thread(_pings, other, there_ip, here_ip)
+        except OSError as error:
+            data["tcp"], data["pings"] = str(error), 0
+        await node.restarted().synchronize((one, two))
+        data["synchronized"] = entries()
+        await node.attachments.end(one)
+        node.ended(one)
+        data["ended"] = {"pod": await inside(pod), "host": await on_host(nics), "spec": entries()}
+        await node.attachments.end(two)
+        node.ended(two)
+        data["all_ended"] = {"host": await on_host(nics), "spec": entries()}
+
+    # Everything of the pod and of `nodeagent attach` is killed: the kernel returns the NICs.
+    with Netns() as pod:
+        three = node.pod("whole-3", pod, *nics)
+        await node.attachments.begin(three)
+        data["third"] = {"pod": await inside(pod), "spec": entries()}
+        node.restarted()
+    node.ended(three)
+    await returned(nics)
+    data["returned"] = await on_host(nics)
+    await node.attachments.synchronize(())
+    data["restored"] = {"host": await on_host(nics), "spec": entries()}
     return data
 
 

@@ -682,6 +682,21 @@ class Guest:
         await self.kubelet.stop()
         return found
 
+    async def whole_pods(self) -> Json:
+        """Move PFs without VFs into pods as `nodeagent attach` does. A cable joins two of them meanwhile."""
+        cable, place = [], {"type": "unix", "path": f"nodeagent-cable-{time.time_ns()}", "abstract": True}
+        for number, end in ((2, True), (3, False)):
+            await self.qmp.ask("netdev_add", type="stream", id=f"end{number}", server=end, addr=place)
+            await self.qmp.ask(
+                "netdev_add", type="hubport", id=f"joined{number}", hubid=number, netdev=f"end{number}"
+            )
+            cable += [f"joined{number}", f"end{number}"]
+        try:
+            return await attached.whole_nics(PFS[2], PFS[3])
+        finally:
+            for netdev in cable:
+                await self.qmp.ask("netdev_del", id=netdev)
+
     # --- probes over rails; the agent has ended -----------------------------------------------------------
 
     async def rail_netem(self) -> Json:
