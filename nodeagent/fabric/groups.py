@@ -393,19 +393,21 @@ class _Joins:
 
     def _by_reports(self) -> list[list[int]]:
         """Join what most decisions are for, the clearest majority first. Switches of one member come last: however many
-        it names, they join what others have joined.
+        it names, they join what others have joined, and of several what that member has most links to.
 
         A join that is refused is tried again when others have been made.
         """
         part_of, pairs = self._whole_units()
-        found: list[tuple[bool, float, int, int, int]] = []
+        links = self._links_of_one(chain.from_iterable(pairs))
+        found: list[tuple[bool, float, int, int, int, int]] = []
         for i, j in pairs:
             surplus, votes = self._pair(i, j)
-            alone = self._degrees[i] == 1 or self._degrees[j] == 1
-            found.append((alone, surplus / (surplus - 2 * votes), -surplus, i, j))
+            alone = i in links or j in links
+            most = links[i][j] if i in links else links[j][i] if j in links else 0
+            found.append((alone, surplus / (surplus - 2 * votes), -surplus, -most, i, j))
         found.sort()
         for alone in (False, True):
-            todo, count = [(i, j) for one, *_, i, j in found if one == alone], -1
+            todo, count = [(i, j) for last, *_, i, j in found if last == alone], -1
             while len(todo) != count:
                 count, rest = len(todo), []
                 for i, j in todo:
@@ -420,6 +422,17 @@ class _Joins:
                         rest.append((i, j))
                 todo = rest
         return list({id(part): part for part in part_of}.values())
+
+    def _links_of_one(self, islands: Iterable[int]) -> dict[int, Counter[int]]:
+        """For each of these islands that has one member: that member's links to each island."""
+        alone = {self._islands[i][0]: i for i in islands if self._degrees[i] == 1}
+        if not alone:
+            return {}
+        at = {leaf: i for i, island in enumerate(self._islands) for leaf in island}
+        return {
+            alone[leaf]: Counter(at[other] for k in rows for other in self._graph.rows[k][0] if other in at)
+            for leaf, rows in self._graph.witnesses(alone).items()
+        }
 
     def _whole_units(self) -> tuple[list[list[int]], list[tuple[int, int]]]:
         """The part of each island, and the other pairs of islands that some decision may join.

@@ -368,18 +368,18 @@ class SwitchNames:
         two = two or sum(map(is_guid, current)) > 1
         is_known = name in self._published or any(self.record.get(chassis) == name for chassis in by_chassis)
         if not two and not recorded_apart and len(current) > 1 and (several or not is_known):
-            addresses = [
-                {address for announcement in by_chassis[chassis] for address in announcement.addresses}
-                for chassis in current
-            ]
-            two = all(addresses) and not set.intersection(*addresses)
+            two = _have_no_common_address(by_chassis[chassis] for chassis in current)
         if two or recorded_apart:
             odd = _odd_ones(announcements, self._patterns, one_switch=True)
-            return bool(odd) and not any(
-                map(
-                    is_recorded_apart,
-                    (each for each in announcements if not _only_of(self._patterns[each], odd)),
-                )
+            rest = {
+                chassis: told
+                for chassis, same in by_chassis.items()
+                if (told := [each for each in same if not _only_of(self._patterns[each], odd)])
+            }
+            if not odd or any(map(is_recorded_apart, chain.from_iterable(rest.values()))):
+                return False
+            return is_known or not _have_no_common_address(
+                rest[chassis] for chassis in current if chassis in rest
             )
         gone = sorted(chassis for chassis in several if chassis not in current)
         if gone and current:
@@ -452,6 +452,12 @@ def is_guid(chassis: str) -> bool:
 def overlap(sets: Collection[set[str]]) -> bool:
     """Some value is in several sets."""
     return sum(map(len, sets)) > len(set[str]().union(*sets))
+
+
+def _have_no_common_address(chassis: Iterable[Iterable[SwitchAnnouncement]]) -> bool:
+    """Of several chassis IDs each has a management address, and no address is that of all."""
+    addresses = [{address for each in same for address in each.addresses} for same in chassis]
+    return len(addresses) > 1 and all(addresses) and not set.intersection(*addresses)
 
 
 def _only_of(patterns: Iterable[CablingPattern], nodes: AbstractSet[str]) -> bool:

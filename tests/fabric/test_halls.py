@@ -43,6 +43,7 @@ def test_correct_cabling_of_every_kind_has_no_anomaly(seed: int, units: int, siz
 @settings(max_examples=examples(200))
 @example(seed=2635, units=2, size=8, rails=4, faults=[Hall.rotate, Hall.rotate, Hall.shift])
 @example(seed=63, units=4, size=8, rails=4, faults=[*[Hall.swap] * 4, Hall.send_away])
+@example(seed=9, units=1, size=8, rails=8, faults=[])
 @given(
     seed=SEED,
     units=st.integers(1, 4),

@@ -187,6 +187,7 @@ def test_one_report_joins_no_two_units_and_divides_no_published_group_while_cabl
 @settings(max_examples=examples(200))
 @example(seed=38351, units=2)
 @example(seed=8213, units=6)
+@example(seed=215075, units=6)
 @given(seed=SEED, units=st.integers(2, 6))
 def test_one_cable_in_another_unit_joins_nothing_and_is_named(seed: int, units: int) -> None:
     """With and without nodes that have more rails, fewer, or a NIC on a border switch. Other nodes keep their place.
