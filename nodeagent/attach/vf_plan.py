@@ -138,7 +138,8 @@ def _planned_nic(
     try:
         if own is None and version == 4:
             return replace(planned, refusal="the addresses of the NIC are not known here")
-        given = _agreed(plan, rail, kept, name, numbers)
+        controllers = _controllers(plan, rail, nic.pci_address, name, numbers)
+        given = _agreed(plan, rail, kept, controllers) if numbers is not None else 0
         if any(one.version == version for one in kept):
             return replace(planned, pf="")  # nobody asks for an address that it has already
         address = plan.nic_address(rail, mac=nic.mac, given=given)
