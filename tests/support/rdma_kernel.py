@@ -2,8 +2,9 @@
 
 It answers as drivers/infiniband/core/nldev.c (``nldev_set_doit``) and device.c (``ib_device_set_netns_put``,
 ``rdma_dev_change_netns``) do: in their order, with their errors, and no kinder. Compared with these sources of Linux
-(2026-11-30) and with what iproute2's `rdma` sends, and with no kernel that has RDMA (docs/reference/verified.md). Its sysfs shows what that of the host
-shows: ``infiniband`` is filtered by namespace, ``infiniband_verbs`` is not (uverbs_main.c).
+(2026-11-30) and with what iproute2's `rdma` sends, and with no kernel that has RDMA (docs/reference/verified.md). Its
+sysfs shows what that of the host shows: ``infiniband`` is filtered by namespace, ``infiniband_verbs`` is not
+(uverbs_main.c).
 """
 
 from __future__ import annotations
