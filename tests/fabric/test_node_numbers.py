@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 
 from hypothesis import example, given
@@ -210,3 +211,10 @@ def test_no_number_has_two_owners_and_a_kept_one_never_changes_by_others(steps: 
                 if number == 0 and (node, link) in before:
                     assert owned[node, link] == before[node, link], "its own report asked for no change"
         before = owned
+
+
+def test_the_search_for_circles_of_objects_leaves_the_numbers_out() -> None:
+    book = NumberBook()
+    book.adopt("n1", [RailNumber(rail="nic0", prefix=PREFIX, number=1)])
+    gc.collect()
+    assert not [value for pair in book._of.items() for value in pair if gc.is_tracked(value)]
