@@ -105,7 +105,14 @@ class DeviceOffering:
 
     @property
     def whole(self) -> frozenset[str]:
-        return self._offer.whole
+        """The NICs that entries select to offer them as a whole, by PCI address; also while they have VFs."""
+        return frozenset(
+            rail.pci_address
+            for entry, rails in self._offer.in_force()
+            if entry.whole
+            for rail in rails
+            if rail.pci_address is not None
+        )
 
     def shown(self) -> OfferView:
         """The offer as pages show it."""
