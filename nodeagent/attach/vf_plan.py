@@ -175,7 +175,7 @@ def _address(
 def _controllers(
     plan: AddressPlan | None, rail: int, pf: str, name: str, numbers: GivenNumbers | None
 ) -> RailNumber | None:
-    """What the controller has written of this PF in the prefix of its rail."""
+    """The number that the controller has written for this PF in the prefix of its rail."""
     with suppress(AddressPlanError):
         if plan is not None and numbers is not None:
             return numbers.at(pf, name, plan.of(rail))
