@@ -19,7 +19,7 @@ from tests.support.rdma_kernel import RdmaDevice, RdmaKernel, namespace_of
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")
 
 OF_RDMA_TOOL = "2000000002140500{sequence}0000000008000100070000000800440004000000"
-"""The message that `rdma dev set mlx5_3 netns NAME` of iproute2 6.1.0 (Debian) sends for device 7 and descriptor 4."""
+"""The request of `rdma dev set mlx5_3 netns NAME`, iproute2 6.1.0 (Debian), for the device 7 and the descriptor 4."""
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ _GET, _SET = 5 << 10 | 1, 5 << 10 | 2
 
 
 def namespace_of(path: str = "/proc/thread-self/ns/net") -> int:
-    """The identity of a network namespace."""
+    """The number that tells a network namespace from others."""
     return Path(path).stat().st_ino
 
 
