@@ -50,8 +50,8 @@ AttachStep = Literal[
     "time-out",
 ]
 """Where an attempt failed: the VF has no address, the IPAM plugin gives none, another pod holds it too, two sandboxes
-have the pod's name, the namespace cannot be entered. Or a change of the netdev or of its RDMA device, the CDI spec cannot
-be written, the kernel did not answer."""
+have the pod's name, the namespace cannot be entered. Or a change of the netdev or of its RDMA device failed, the CDI
+spec cannot be written, the kernel did not answer."""
 
 
 class AttachCounts(Struct, frozen=True):

@@ -81,8 +81,8 @@ class HostNames:
 
 
 def read_left(folder: Path) -> Mapping[str, HostState]:
-    """The settings on the host of NICs as a whole that are in pods now, by PCI address. ``folder`` is the state directory.
-    Blocks."""
+    """The settings on the host of NICs as a whole that are in pods now, by PCI address. ``folder`` is the state
+    directory. Blocks."""
     stored = _read(folder / HOST_NAMES, boot_id())
     return {} if stored is None else stored.left
 
