@@ -13,7 +13,9 @@ the name of a node: an announcement on more links than the node has is a switch'
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from nodeagent.fabric.fabric_settings import FabricRules
@@ -124,7 +126,7 @@ class LinkVotes:
         reported = self.pairs.reported_parts()
         nodes: dict[tuple[str, ...], int] = {}
         divided: dict[tuple[str, ...], int] = {}
-        chains: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+        between: Counter[frozenset[tuple[str, ...]]] = Counter()
         for pattern in self._patterns:
             votes: dict[tuple[str, ...], int] = {}
             for key in pattern.keys:
@@ -133,10 +135,14 @@ class LinkVotes:
             for switches in votes:
                 nodes[switches] = nodes.get(switches, 0) + len(pattern.nodes)
             if _is_divided(votes):
-                chain: set[tuple[str, ...]] = set()
                 for switches in votes:
                     divided[switches] = divided.get(switches, 0) + len(pattern.nodes)
-                    chain |= chains.get(switches, {switches})
+                for pair in combinations(votes, 2):
+                    between[frozenset(pair)] += len(pattern.nodes) if len(votes) > 2 else 2
+        chains: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+        for pair, count in between.items():
+            if count > 1:
+                chain = set[tuple[str, ...]]().union(*(chains.get(part, {part}) for part in pair))
                 for switches in chain:
                     chains[switches] = chain
         of = self.pairs.of
