@@ -93,5 +93,7 @@ class PlanWriter:
             log.warning("The plan for pods cannot be written. reason=%r", str(error))
 
     def _addresses_of(self, pfs: frozenset[str]) -> PfAddresses:
-        left = read_left(self._folder)  # first: then a NIC that comes back meanwhile has its addresses in one of both
+        left = read_left(
+            self._folder
+        )  # first: then a NIC that comes back meanwhile has its addresses in one of both
         return with_left(self._read(pfs), left)
