@@ -105,7 +105,9 @@ class DeviceOffering:
 
     @property
     def whole(self) -> frozenset[str]:
-        return self._offer.whole
+        """The NICs that entries select to offer them as a whole, by PCI address; also while they have VFs."""
+        entries = ((entry, rails) for entry, rails in self._offer.in_force() if entry.whole)
+        return frozenset(rail.pci_address for _, rails in entries for rail in rails if rail.pci_address)
 
     def shown(self) -> OfferView:
         """The offer as pages show it."""

@@ -165,17 +165,6 @@ class Offer:
                     found.setdefault(rail.pci_address, rail.number)
         return found
 
-    @property
-    def whole(self) -> frozenset[str]:
-        """The NICs that entries select to offer them as a whole, by PCI address; also while they have VFs."""
-        return frozenset(
-            rail.pci_address
-            for entry, rails in self.in_force()
-            if entry.whole
-            for rail in rails
-            if rail.pci_address is not None
-        )
-
     def in_force(self) -> Iterator[tuple[NetworkResource, Rails]]:
         """Yield the entries of NICs with their rails."""
         for entry in network_entries(self.config.resources):
