@@ -81,8 +81,8 @@ class HostNames:
 
 
 def read_left(folder: Path) -> Mapping[str, HostState]:
-    """Read what NICs as a whole had on the host that are in pods now, by PCI address. ``folder`` is the state directory.
-    Blocks."""
+    """Read what NICs as a whole had on the host that are in pods now, by PCI address. ``folder`` is the state
+    directory. Blocks."""
     stored = _read(folder / HOST_NAMES, boot_id())
     return {} if stored is None else stored.left
 
