@@ -25,7 +25,7 @@ HOST_NAMES = f"{ATTACH_FOLDER}/host-names.json"
 
 
 class HostState(msgspec.Struct, frozen=True):
-    """The settings of a NIC as a whole on the host before it left for a pod."""
+    """The addresses, MTU and state of a NIC as a whole on the host, before it left for a pod."""
 
     addresses: tuple[str, ...] = ()
     mtu: int | None = None
@@ -81,7 +81,7 @@ class HostNames:
 
 
 def read_left(folder: Path) -> Mapping[str, HostState]:
-    """The settings on the host of NICs as a whole that are in pods now, by PCI address. ``folder`` is the state
+    """Read what NICs as a whole had on the host that are in pods now, by PCI address. ``folder`` is the state
     directory. Blocks."""
     stored = _read(folder / HOST_NAMES, boot_id())
     return {} if stored is None else stored.left

@@ -201,7 +201,7 @@ def give_back(
 
 
 def host_state(host: OpenNamespace, netdev: Netdev) -> HostState:
-    """The settings of a NIC as a whole on the host. Raises ``NetlinkError``."""
+    """Return what a NIC as a whole has on the host. Raises ``NetlinkError``."""
     own = addresses_by_ifindex(host.netdevs, lasting=True).get(netdev.ifindex, ())
     kept = tuple(str(one) for one in own if not one.is_link_local)
     return HostState(kept, netdev.mtu, netdev.admin_up)

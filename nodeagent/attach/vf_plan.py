@@ -110,9 +110,8 @@ def _whole_nics(snapshot: Snapshot, whole: Collection[str]) -> Iterator[Function
     held = {id_ for holding in snapshot.holdings or () for id_ in holding.device_ids}
     for function in snapshot.functions:
         address = function.pci_address
-        offered = address in whole and address in snapshot.whole_nics
-        ours = function.parent is None and (offered or address in held)
-        if ours and address not in needed and has_netdev(function):
+        ours = address in whole and (address in snapshot.whole_nics or address in held)
+        if ours and address not in needed and function.parent is None and has_netdev(function):
             yield function
 
 

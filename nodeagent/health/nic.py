@@ -109,10 +109,8 @@ class NicState(JudgedDevice):
         self.best_mbps: float | None = None
         self.unused = False
         """Unused by configuration."""
-        self._was_away = False
-        """A pod has had its netdev, which has not been set up since."""
-        self._set_up_at: float | None = None
-        """When the netdev was set up for the first time after a pod had it."""
+        self._back_at = -math.inf
+        """When its netdev was set up for the first time after a pod had it; infinite: not yet."""
         self.failed_since: dict[str, float] = {}
         """Since when the PF, and each VF by a fault of its own, has failed; by PCI address."""
 
@@ -131,13 +129,11 @@ class NicState(JudgedDevice):
         self.function, self.link, self.reasons = function, link, faults
         self._faults = frozenset(reason.key for reason in faults)
         self.netdev = link.netdev if link is not None else self.netdev
-        was_away, self._was_away = (
-            self._was_away,
-            self.away or (self._was_away and (link is None or not link.admin_up)),
-        )
-        if was_away and not self._was_away:
-            self._set_up_at = now
-        if self._was_away:
+        if self.away:
+            self._back_at = math.inf
+        elif self._back_at == math.inf and link is not None and link.admin_up:
+            self._back_at = now
+        if self._back_at == math.inf:
             self.losses.explain(now)
         self._note_settings(now)
 
@@ -150,7 +146,7 @@ class NicState(JudgedDevice):
         if on_link:
             self._note_settings(sample.at)
         lost = self.losses.take(sample, added, counted, self.history, self._now)
-        if self._was_away:
+        if self._back_at == math.inf:
             self.losses.explain(max(sample.at, self._now))
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
             lost = True
@@ -198,7 +194,7 @@ class NicState(JudgedDevice):
         read = self._sampled if self._has_fault(Fault.LINK_UNSEEN) else self._not_overruled
         admin_up = False if self._has_fault(Fault.ADMIN_DOWN) else read("admin_up")
         if admin_up is False:
-            return None, None if self._was_away else admin_up
+            return None, None if (self._back_at == math.inf) else admin_up
         return False if self._has_fault(Fault.CARRIER_DOWN) else read("carrier"), admin_up
 
     @property
@@ -340,7 +336,7 @@ class NicState(JudgedDevice):
         """Apply all rules."""
         context = self.context
         self.expected_mbps = context.expected_mbps or self.best_mbps
-        if self._was_away:
+        if self._back_at == math.inf:
             self.holds.pop(Fault.ADMIN_DOWN, None)
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
@@ -367,8 +363,7 @@ class NicState(JudgedDevice):
         """Return the rule as it is for this PF. One without VFs may be set down only to be moved into a pod as a whole:
         it is withdrawn if it has not left after ``LEAVES_WITHIN_S``. One that a pod gave back has no carrier for
         ``TRAINS_WITHIN_S`` after it is set up."""
-        at = self._set_up_at
-        if rule.key == Fault.CARRIER_DOWN and at is not None and self._now < at + TRAINS_WITHIN_S:
+        if rule.key == Fault.CARRIER_DOWN and self._back_at <= self._now < self._back_at + TRAINS_WITHIN_S:
             return replace(rule, enter_for_s=max(rule.enter_for_s, TRAINS_WITHIN_S))
         if rule.key != Fault.ADMIN_DOWN or self.function.num_vfs or not self._seen_up:
             return rule
@@ -509,7 +504,7 @@ class NicState(JudgedDevice):
                 if count is not None
             },
             {name: count for name in COUNTERS if (count := self.losses.ahead(name))},
-            self._was_away,
+            (self._back_at == math.inf),
         )
 
     def _counted(self, counter: str) -> float | None:
@@ -527,7 +522,7 @@ class NicState(JudgedDevice):
         times = [Loss(*loss, end) for loss, end in zip(record.losses, latest, strict=True)]
         self.losses.restore(penalty, times, record.settings, record.changed_at, record.ahead)
         self.once_up, self.best_mbps = record.once_up, record.best_mbps
-        self._was_away = record.was_away
+        self._back_at = math.inf if record.was_away else -math.inf
         self.failed_since = dict(record.failed_since)
         read_at = now if record.read_at is None else record.read_at
         if record.downs is not None:

@@ -106,13 +106,8 @@ class DeviceOffering:
     @property
     def whole(self) -> frozenset[str]:
         """The NICs that entries select to offer them as a whole, by PCI address; also while they have VFs."""
-        return frozenset(
-            rail.pci_address
-            for entry, rails in self._offer.in_force()
-            if entry.whole
-            for rail in rails
-            if rail.pci_address is not None
-        )
+        entries = ((entry, rails) for entry, rails in self._offer.in_force() if entry.whole)
+        return frozenset(rail.pci_address for _, rails in entries for rail in rails if rail.pci_address)
 
     def shown(self) -> OfferView:
         """The offer as pages show it."""

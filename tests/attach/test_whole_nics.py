@@ -37,7 +37,7 @@ async def node(tmp_path: Path) -> AsyncIterator[AttachedNode]:
 
 
 def seen(node: AttachedNode) -> dict[str, tuple[object, ...]]:
-    """The settings of the NICs on the host."""
+    """MTU, state and addresses of the NICs on the host."""
     return {
         name: (
             link["mtu"],

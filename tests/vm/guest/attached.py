@@ -185,7 +185,7 @@ async def steps(pfs: list[str], vf_driver: str) -> Json:
 
 
 async def on_host(nics: tuple[str, ...]) -> Json:
-    """The settings of NICs as a whole on the host, as `ip` lists it, by PCI address."""
+    """The state of NICs as a whole on the host, as `ip` lists it, by PCI address."""
     said = json.loads(await asyncio.to_thread(_out, "ip", "-d", "-j", "address"))
     return {
         link["parentdev"]: {
@@ -206,7 +206,7 @@ def _out(*command: str) -> str:
 
 
 def _tcp(client: Netns, server: Netns, source: str, target: str) -> str:
-    """The bytes that the server has received over TCP, and from whom."""
+    """The size of the data that the server has received over TCP, and its sender."""
     with server.entered():
         listening = socket.create_server((target, 4712))
     with client.entered():
