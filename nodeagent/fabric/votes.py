@@ -140,9 +140,9 @@ class LinkVotes:
                 for pair in combinations(votes, 2):
                     between[frozenset(pair)] += len(pattern.nodes) if len(votes) > 2 else 2
         chains: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-        for pair, count in between.items():
+        for ends, count in between.items():
             if count > 1:
-                chain = set[tuple[str, ...]]().union(*(chains.get(part, {part}) for part in pair))
+                chain = set[tuple[str, ...]]().union(*(chains.get(part, {part}) for part in ends))
                 for switches in chain:
                     chains[switches] = chain
         of = self.pairs.of

@@ -194,7 +194,7 @@ class NicState(JudgedDevice):
         read = self._sampled if self._has_fault(Fault.LINK_UNSEEN) else self._not_overruled
         admin_up = False if self._has_fault(Fault.ADMIN_DOWN) else read("admin_up")
         if admin_up is False:
-            return None, None if (self._back_at == math.inf) else admin_up
+            return None, None if self._back_at == math.inf else admin_up
         return False if self._has_fault(Fault.CARRIER_DOWN) else read("carrier"), admin_up
 
     @property
@@ -504,7 +504,7 @@ class NicState(JudgedDevice):
                 if count is not None
             },
             {name: count for name in COUNTERS if (count := self.losses.ahead(name))},
-            (self._back_at == math.inf),
+            self._back_at == math.inf,
         )
 
     def _counted(self, counter: str) -> float | None:

@@ -105,7 +105,11 @@ def test_a_nic_as_a_whole_keeps_its_addresses_and_gets_one_of_the_plan_if_it_has
 
     def given(number: int, holder: str = "") -> GivenNumbers:
         return GivenNumbers(
-            {"nic3": RailNumber(rail="nic3", prefix="10.103.0.0/16", number=number, holder=holder)}
+            {
+                ("nic3", "10.103.0.0/16"): RailNumber(
+                    rail="nic3", prefix="10.103.0.0/16", number=number, holder=holder
+                )
+            }
         )
 
     own = "10.103.0.7/16"
