@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 LEASES_FOLDER = f"{ATTACH_FOLDER}/leases"
 PLUGIN_LOCK = f"{ATTACH_FOLDER}/plugin.lock"
-_REST_S = 60.0
+PLUGIN_RESTS_S = 60.0
 """After a plugin did not answer, addresses of ended sandboxes wait. Each call would take its whole time, in which no
 pod gets its netdevs."""
 CNI_FOLDER = Path("/opt/cni/bin")
@@ -97,8 +97,10 @@ class Leases:
     """``directory`` is the state directory. For one process, which is known to be alone, and one thread at a time.
     Every call blocks."""
 
-    def __init__(self, directory: Path, plugins: CniPlugins) -> None:
-        self._folder, self._plugins = directory / LEASES_FOLDER, plugins
+    def __init__(
+        self, directory: Path, plugins: CniPlugins, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._plugins, self._clock = directory / LEASES_FOLDER, plugins, clock
         self._read: dict[str, SandboxLeases] | None = None
         self._rests_until = 0.0
 
@@ -137,13 +139,13 @@ class Leases:
         """Let the plugins take back the addresses of a sandbox, or of these VFs of it. What a plugin does not take
         stays known; return whether it took all. A plugin that did not answer is left alone for a minute."""
         try:
-            if time.monotonic() < self._rests_until:
+            if self._clock() < self._rests_until:
                 self._mark(sandbox, devices)
                 return not self._of(sandbox)
             self._take_back(sandbox, devices)
         except (CniError, OSError) as error:
             if isinstance(error, CniError) and error.hangs:
-                self._rests_until = time.monotonic() + _REST_S
+                self._rests_until = self._clock() + PLUGIN_RESTS_S
             log.warning(
                 "An address is not taken back; it is tried again. sandbox=%s reason=%r", sandbox, str(error)
             )

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from nodeagent.attach.attach_stamps import AttachStamps
 from nodeagent.attach.attached_spec import AttachedSpec
 from nodeagent.attach.attachments import Attachments, KubeletList
-from nodeagent.attach.leases import LEASES_FOLDER, Leases
+from nodeagent.attach.leases import LEASES_FOLDER, PLUGIN_RESTS_S, Leases
 from nodeagent.attach.node_netdevs import Inside
 from nodeagent.attach.nri_plugin import AttachRefused, Sandbox
 from nodeagent.attach.pod_netdevs import AttachError
@@ -156,6 +156,7 @@ class AddressesOfPods(RuleBasedStateMachine):
         self.stopped: dict[str, Sandbox] = {}
         """Those whose containers have ended, and whose namespace is still there."""
         self.number = 0
+        self.now = 0.0
         ipam = {"type": "stand-in", "subnet": "10.{100+rail}.0.0/29"}
         self.plan = AttachPlan("rail{rail}", {vf: PlannedVf(rail) for vf, rail in VFS.items()}, ipam=ipam)
         self.start_anew()
@@ -177,7 +178,7 @@ class AddressesOfPods(RuleBasedStateMachine):
             AttachedSpec(self.folder / "cdi"),
             VfAllocations(self.folder),
             self.netdevs,  # type: ignore[arg-type]
-            Leases(self.folder, self.plugin),
+            Leases(self.folder, self.plugin, lambda: self.now),
         )
 
     async def listed(self) -> KubeletList:
@@ -276,8 +277,13 @@ class AddressesOfPods(RuleBasedStateMachine):
         self.do(self.attachments.look(), trouble)
 
     @rule()
+    def a_plugin_that_hung_has_rested(self) -> None:
+        self.now += PLUGIN_RESTS_S
+
+    @rule()
     def settle(self) -> None:
         """Nothing fails any more: each address is that of a VF in a pod, each VF of a listed pod has one."""
+        self.now += PLUGIN_RESTS_S
         for pod in tuple(self.stopped):
             self.the_kernel_removes(self.stopped.pop(pod))
         self.the_runtime_tells_of_all(NONE)
