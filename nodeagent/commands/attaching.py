@@ -75,7 +75,7 @@ def _list(options: argparse.Namespace) -> int:
     rows = [
         (f"{one.namespace}/{one.pod}", one.device, one.netdev, ", ".join(one.addresses)) for one in netdevs
     ]
-    print(screen_section("NETDEVS IN PODS", ("POD", "VF", "NETDEV", "ADDRESS"), rows, screen()))
+    print(screen_section("NETDEVS IN PODS", ("POD", "DEVICE", "NETDEV", "ADDRESS"), rows, screen()))
     return GOOD
 
 

@@ -17,7 +17,7 @@ ATTACH_TOPIC = Topic(
     {
         "attach": FACT,
         "attach_not_running": Advice(
-            "Only `nodeagent attach` moves netdevs. Without it a container with a VF is refused: `unresolvable CDI "
+            "Only `nodeagent attach` moves netdevs. Without it a container with such a device is refused: `unresolvable CDI "
             "devices nodeagent.io/attached=…`.",
             "add daemonset/components/attach or set attach.enabled of the chart, and see why its pod does not run: "
             "kubectl -n nodeagent describe pods -l app.kubernetes.io/component=attach",
@@ -27,18 +27,18 @@ ATTACH_TOPIC = Topic(
             "enable NRI in the configuration of the runtime and restart it: docs/attach.md has the lines",
         ),
         "attach_address": Advice(
-            "A pod that gets such a VF does not start: it would be without the address that the settings promise.",
-            "give the PF its address in the prefix of its rail, or correct `attach.addresses`",
+            "A pod that gets such a device does not start: it would be without the address that the settings promise.",
+            "give the PF, or the NIC itself, its address in the prefix of its rail, or correct `attach.addresses`",
         ),
         "attach_rdma_exclusive": Advice(
             "In this mode a program opens only the RDMA devices of its own network namespace, so `nodeagent attach` "
-            "moves the RDMA device of a VF with its netdev. This was tried without hardware only.",
+            "moves the RDMA device with the netdev. This was tried without hardware only.",
             "nothing, if programs in pods find their RDMA devices. Otherwise options ib_core netns_mode=1 in "
             "/etc/modprobe.d, and reboot the node: `rdma system set netns shared` ends with EBUSY while pods have "
             "network namespaces",
         ),
         "attach_pod": Advice(
-            "Its containers with a VF wait. It is tried again every ten seconds.",
+            "Its containers that hold such a device wait. It is tried again every ten seconds.",
             "remove the obstacle that the message names",
         ),
         "attach_unreadable": Advice(
@@ -92,20 +92,20 @@ def attach_findings(facts: AttachFacts) -> Iterator[Finding]:
     else:
         yield ATTACH_TOPIC.ok(
             "attach",
-            f"{facts.state.runtime} names pods; {count(facts.state.pods, 'pod')} of them with netdevs of VFs, and "
-            f"{count(facts.vfs, 'VF')} planned",
+            f"{facts.state.runtime} names pods; {count(facts.state.pods, 'pod')} of them with netdevs, and "
+            f"{count(facts.vfs, 'device')} planned",
         )
         for waiting in facts.state.waiting[:_SHOWN]:
             yield ATTACH_TOPIC.fix("attach_pod", f"{waiting.pod}: {waiting.reason}")
     if facts.rdma_exclusive:
         yield ATTACH_TOPIC.note(
             "attach_rdma_exclusive",
-            "the kernel is in the exclusive RDMA mode: RDMA devices of VFs move into pods",
+            "the kernel is in the exclusive RDMA mode: RDMA devices move into pods with their netdevs",
         )
     reasons: dict[str, list[str]] = {}
     for device, refusal in facts.refusals:
         reasons.setdefault(refusal, []).append(device)
     for refusal, devices in list(reasons.items())[:_SHOWN]:
         yield ATTACH_TOPIC.fix(
-            "attach_address", f"{count(len(devices), 'VF')} from {devices[0]} on: {refusal}"
+            "attach_address", f"{count(len(devices), 'device')} from {devices[0]} on: {refusal}"
         )

@@ -29,7 +29,7 @@ def test_it_prints_a_line_for_each_netdev(tmp_path: Path, capsys: pytest.Capture
     table = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     assert table == [
         ["NETDEVS", "IN", "PODS"],
-        ["POD", "VF", "NETDEV", "ADDRESS"],
+        ["POD", "DEVICE", "NETDEV", "ADDRESS"],
         ["ml/worker-0", "0000:18:00.2", "rail0", "10.100.16.7/16,", "fd00::7/64"],
         ["ml/worker-0", "0000:19:00.2", "rail1"],
     ]

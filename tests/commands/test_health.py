@@ -153,7 +153,7 @@ async def test_a_nic_shows_which_pod_has_which_vf_under_which_name_and_address(
         assert await asyncio.to_thread(main, ["health", str(vf.parent), *place]) == 0
         table = capsys.readouterr().out.partition("NETDEVS IN PODS\n")[2].splitlines()[:2]
         assert [line.split() for line in table] == [
-            ["POD", "VF", "NETDEV", "ADDRESS"],
+            ["POD", "DEVICE", "NETDEV", "ADDRESS"],
             ["ml/worker-0", vf.pci_address, "rail0", "10.100.16.7/16,", "fd00::7/64"],
         ]
         assert await asyncio.to_thread(main, ["health", "--json", str(vf.parent), *place]) == 0

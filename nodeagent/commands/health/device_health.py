@@ -258,7 +258,7 @@ def as_detail(view: DeviceView, on: Screen = PLAIN) -> str:
     ]
     inside = (
         screen_section(
-            "NETDEVS IN PODS", ("POD", "VF", "NETDEV", "ADDRESS"), netdevs, on, optional=("ADDRESS",)
+            "NETDEVS IN PODS", ("POD", "DEVICE", "NETDEV", "ADDRESS"), netdevs, on, optional=("ADDRESS",)
         )
         if netdevs
         else ""
