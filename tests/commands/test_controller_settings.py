@@ -291,6 +291,7 @@ async def test_a_file_without_one_gives_up_nothing(
     (tmp_path / "in.json").write_text(json.dumps(whole))
     (tmp_path / "current.json").write_text(json.dumps(current))
     words = ["plan", "--from", str(tmp_path / "in.json"), "--current", str(tmp_path / "current.json")]
+    capsys.readouterr()  # what the controller logged
     assert await asyncio.to_thread(main, words) == 0
     out, err = capsys.readouterr()
     assert "Nothing to write." in out
