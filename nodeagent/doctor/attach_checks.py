@@ -17,8 +17,8 @@ ATTACH_TOPIC = Topic(
     {
         "attach": FACT,
         "attach_not_running": Advice(
-            "Only `nodeagent attach` moves netdevs. Without it a container with such a device is refused: `unresolvable CDI "
-            "devices nodeagent.io/attached=…`.",
+            "Only `nodeagent attach` moves netdevs. Without it a container with such a device is refused: "
+            "`unresolvable CDI devices nodeagent.io/attached=…`.",
             "add daemonset/components/attach or set attach.enabled of the chart, and see why its pod does not run: "
             "kubectl -n nodeagent describe pods -l app.kubernetes.io/component=attach",
         ),

@@ -33,7 +33,8 @@ class Answers:
             self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_FRAMES))
 
     def read(self, addresses: Collection[str]) -> dict[str, set[str]]:
-        """Read until these addresses were answered for and nobody answers any more."""
+        """Read until these addresses were answered for and nobody answers any more. A neighbor that somebody has known
+        for some seconds is asked for again."""
         found: dict[str, set[str]] = {}
         while select.select([self.socket], [], [], _SILENCE_S if found.keys() >= {*addresses} else _WAIT_S)[
             0
@@ -132,11 +133,13 @@ async def test_pods_on_two_nodes_use_all_rails_at_once_and_each_nic_answers_for_
         assert ping(pod, pairs) == set(theirs)
         assert ping(other, {target: source for source, target in pairs.items()}) == set(mine)
         assert exchange(pod, other, pairs) == set(pairs.items())
-        assert answers.read(theirs) == {
-            address: macs[address] for address in theirs
-        }  # it has learned ours by that
+        told = answers.read(theirs)  # the other end learns ours by being asked, and may ask for them later
+        assert told.keys() >= {*theirs}
+        assert told == {address: macs[address] for address in told}
         for asked in range(switches):
             for address in (*mine, *theirs):
                 ask(fabric, f"rail{asked}", address)
             there = {one for of in (mine, theirs) for rail, one in enumerate(of) if rail % switches == asked}
-            assert answers.read(there) == {address: macs[address] for address in there}
+            told = answers.read(there)
+            assert told.keys() >= there
+            assert told == {address: macs[address] for address in told}

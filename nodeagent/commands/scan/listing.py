@@ -265,7 +265,9 @@ def pod_plan_table(plan: AttachPlan | None, on: Screen = PLAIN) -> str:
         if vf.refusal:
             reasons.setdefault(vf.refusal, []).append(device)
     return joined(
-        screen_section("IN PODS", ("DEVICE", "RAIL", "NETDEV", "MTU", "ADDRESS"), rows, on, optional=("MTU",)),
+        screen_section(
+            "IN PODS", ("DEVICE", "RAIL", "NETDEV", "MTU", "ADDRESS"), rows, on, optional=("MTU",)
+        ),
         remarks("NO ADDRESS", [f"{', '.join(few(devices))}: {why}" for why, devices in reasons.items()], on),
     )
 
