@@ -35,7 +35,7 @@ def test_each_vf_has_a_line_with_its_name_and_its_address(
     plan = 'attach: {interface: "rail{rail}", addresses: "fd00:{rail}::/64"}\n'
     assert scanned(machine, plan) == 0
     section = capsys.readouterr().out.partition("IN PODS\n")[2].partition("\n\n")[0].splitlines()
-    assert section[0].split() == ["VF", "RAIL", "NETDEV", "MTU", "ADDRESS"]
+    assert section[0].split() == ["DEVICE", "RAIL", "NETDEV", "MTU", "ADDRESS"]
     rows = [line.split() for line in section[1:]]
     assert {(rail, name) for _, rail, name, _, _ in rows} == {("0", "rail0"), ("1", "rail1")}
     assert all(
